@@ -1,6 +1,6 @@
 """What training on several hosts would cost: ``python -m benchmarks.estimate --model resnet50 --hosts 4``.
 
-The time on the network is that of benchmarks/model.py; what else it takes is measured on docs/benchmarks.md and
+The time on the network is that of benchmarks/model.py; the rest of the time is measured on docs/benchmarks.md and
 docs/benchmarks-hosts.md. docs/cost.md says what the numbers mean, and tests hold the model against these pages.
 """
 

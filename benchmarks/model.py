@@ -1,4 +1,4 @@
-"""A model of an allreduce between hosts, for numbers of hosts that nobody here has: ``python -m benchmarks.model``.
+"""A model of an allreduce between hosts, for numbers of hosts that were not at hand: ``python -m benchmarks.model``.
 
 An operation of B bytes on h hosts of r ranks, over links of b bytes/s each way:
 

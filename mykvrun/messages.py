@@ -10,12 +10,12 @@ from .sinks import raw, write_all
 
 
 def say(text: str, *lines: str) -> None:
-    """Write a message, and lines below it, to stderr, unless nobody reads it."""
+    """Write a message, and lines below it, to stderr, unless its reader has gone."""
     write(sys.stderr, "\n  ".join([f"mykvrun: {text}", *lines]))
 
 
 def write(stream: TextIO | None, text: str) -> None:
-    """Write a text and the end of a line, unless nobody reads it."""
+    """Write a text and the end of a line, unless its reader has gone."""
     if stream is not None:
         with contextlib.suppress(OSError):
             write_all(raw(stream), f"{text}\n".encode(errors="replace"))

@@ -41,7 +41,7 @@ class EndSignals:
     Attributes
     ----------
     received : int
-        The first signal that has come, 0 before.
+        The first signal that has arrived, 0 before.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class EndSignals:
 
     @contextlib.contextmanager
     def sent_to(self, launcher: subprocess.Popen[bytes]) -> Iterator[None]:
-        """Send the signals on to this launcher, also a signal that has come since the last launcher ended."""
+        """Send the signals on to this launcher, also a signal that has arrived since the last launcher ended."""
         self._launcher = launcher
         if self.received:
             launcher.send_signal(signal.SIGTERM)
@@ -69,7 +69,7 @@ class EndSignals:
             self._launcher = None
 
     def wait(self, seconds: float) -> None:
-        """Wait until the time is over or a signal has come."""
+        """Wait until the time is over or a signal has arrived."""
         deadline = time.monotonic() + seconds
         while not self.received and time.monotonic() < deadline:
             time.sleep(min(_LOOK_S, seconds))

@@ -42,7 +42,7 @@ class Sink:
             return cls(None, str(path), on_loss)
 
     def write(self, data: bytes) -> None:
-        """Write all of it; what an error keeps from being written is lost."""
+        """Write all of it; output that an error keeps from being written is lost."""
         if self._file is None:
             return
         try:

@@ -3,7 +3,7 @@
 This process forks the ranks itself, over shared anonymous memory like the core's. Each rank writes its own array, all
 start at one moment, and each sums its part of all arrays into all of them. See limit.cpp.
 
-Beside it: how long they need to do nothing but wait for each other.
+In addition: how long they need to do nothing but wait for each other.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Limit:
                 yield f"{kernel}, {pages}", times
 
     def barrier(self, case: dict[str, Any], meeting: Meeting) -> Series:
-        """Seconds that a barrier of all processes takes; each process sleeps until the last one has come."""
+        """Seconds that a barrier of all processes takes; each process sleeps until the last process has arrived."""
         yield "time", timed(case, meeting, lambda: None, lambda: self._barrier(self._words, self._ranks))
         meeting.start()
         begin = time.process_time()

@@ -156,7 +156,7 @@ class Measurements:
     def stream(self, case: dict[str, Any], meeting: Meeting) -> Series:
         """Seconds per step of training that waits only at the end of 'steps' steps, as training does.
 
-        Beside it, in turn: the same network alone, which is compute; and step() on ready gradients, which is
+        In addition, in turn: the same network alone, which is compute; and step() on ready gradients, which is
         communication and the update.
         """
         made = {

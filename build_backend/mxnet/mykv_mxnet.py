@@ -2,7 +2,7 @@
 
 The wheel of MXNet requires numpy below 2, and graphviz below 0.9, so pip would replace newer releases of packages that
 everybody has. MXNet works with them where mykv is installed (mykvrun/numpy_for_mxnet.py). No release of MXNet will
-change its metadata, so this backend downloads the wheel and writes the requirements anew; the code stays as it is.
+change its metadata, so this backend downloads the wheel and rewrites the requirements; the code stays as it is.
 """
 
 import glob
@@ -20,7 +20,7 @@ _REQUIREMENTS = ["numpy>1.16", "requests>=2.20,<3", "graphviz>=0.8.1"]
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    """Download MXNet's wheel for this machine and write its requirements anew; the new wheel's file name."""
+    """Download MXNet's wheel for this machine and rewrite its requirements; the new wheel's file name."""
     with tempfile.TemporaryDirectory() as folder:
         download = ["download", "--no-deps", "--only-binary", ":all:", "--dest", folder, _RELEASE]
         subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *download], check=True)

@@ -156,7 +156,7 @@ class Agreement {
 
  private:
   using KeyNumbers = std::pair<uint64_t, uint64_t>;
-  // What this host has announced, and has no verdict for.
+  // Announcements of this host without a verdict.
   class Outstanding {
    public:
     void add(const KeyNumbers& key, bool carried) {

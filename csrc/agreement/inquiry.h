@@ -27,7 +27,7 @@ class Inquiry {
   };
   // Asks all other hosts. Later answers to an earlier question are dropped.
   void ask(const std::vector<Key>& keys);
-  // The answers that have come since the last call.
+  // The answers that have arrived since the last call.
   std::vector<Answer> take_answers();
   // Answers a question; false if there was none. Only for the first rank of a host.
   bool answer_one();

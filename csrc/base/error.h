@@ -1,4 +1,4 @@
-// The exception type of the core, and the cause that it carries. The text is a sentence for the user. Nothing in the
+// The exception type of the core, and the cause that it carries. The text is a message for the user. Nothing in the
 // core or above it decides by a text: that is what the code and the ranks are for.
 #pragma once
 

@@ -16,7 +16,7 @@ namespace mykv {
 // this process is a fork of the process that made it; costs no system call, as getpid() does.
 uint32_t fork_number();
 
-// The only T of the process, never destroyed. Its member `mutex` is made anew in a fork, since another thread may have
+// The only T of the process, never destroyed. Its member `mutex` is made again in a fork, since another thread may have
 // held it.
 template <class T>
 T& usable_in_forks() {

@@ -21,7 +21,7 @@ struct Draws {
 
 constexpr uint32_t kDrawBlock = 64;
 
-// Codes of 1, 2, 4, 8 or 16 bits lie in 32-bit words so that 16 neighbours are packed at once: in a group of
+// Codes of 1, 2, 4, 8 or 16 bits are packed in 32-bit words, 16 neighbours at once: in a group of
 // 16 * (32 / bits) elements, element 16 * j + w has the bits [j * bits, (j + 1) * bits) of word w.
 constexpr size_t kGroupWords = 16;
 constexpr size_t kGroupBytes = kGroupWords * sizeof(uint32_t);

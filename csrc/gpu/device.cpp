@@ -57,7 +57,7 @@ std::shared_ptr<const Event> Event::record(int device, CudaStream stream) {
 }
 
 Event::~Event() {
-  if (forks_ != fork_number()) return;  // the parent's, whose mutex may be locked for good
+  if (forks_ != fork_number()) return;  // the parent's, whose mutex may be locked forever
   std::lock_guard<std::mutex> lock(store().mutex);
   store().events[device_].push_back(event_);
 }

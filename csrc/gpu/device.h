@@ -97,7 +97,7 @@ class CopyStreams {
   std::vector<int> used_;  // devices with copies that are not tracked yet
 };
 
-// Throws Error unless this address lies on this device.
+// Throws Error unless this address is on this device.
 void require_on_device(const void* address, int device);
 
 }  // namespace mykv::gpu

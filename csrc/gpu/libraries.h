@@ -123,7 +123,8 @@ class Nccl {
   // communicators.
   explicit Nccl(const Library& library);
 
-  // Throws Error or PeerLost, with NCCL's text, if `code` is a failure; kInProgress is no failure. `comm` may be null.
+  // Throws Error or PeerLost, with NCCL's text, if `code` is a failure; kInProgress is not a failure. `comm` may be
+  // null.
   void check(int code, const char* what, NcclComm comm) const;
 
   const std::string& path() const { return path_; }

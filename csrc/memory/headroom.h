@@ -21,7 +21,7 @@ class HeadroomWatch {
   explicit HeadroomWatch(std::string proc = "/proc");
   // The limit with the least headroom, read now.
   Headroom look() const;
-  // Throws Error if taking so many bytes, a part of `whole`, would exceed a limit. Reads the limits rarely while memory
+  // Throws Error if taking `bytes` bytes, a part of `whole`, would exceed a limit. Reads the limits rarely while memory
   // is plentiful.
   void require(size_t bytes, size_t whole);
 

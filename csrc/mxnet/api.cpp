@@ -49,7 +49,7 @@ Handle Api::retain(Handle array) const {
 void Api::release(Handle array) const { free_(array); }
 
 void* Api::data(Handle array) const {
-  // If the array lies in oneDNN's blocked layout, MXNDArrayGetData would wait for the engine: a deadlock in an engine
+  // If the array is in oneDNN's blocked layout, MXNDArrayGetData would wait for the engine: a deadlock in an engine
   // thread. So the layout is changed first.
   void* chunk = const_cast<void*>(storage(array));
   if (is_blocked_ != nullptr && reorder_ != nullptr && is_blocked_(chunk)) reorder_(chunk);

@@ -56,7 +56,7 @@ class Api {
   std::vector<size_t> shape(Handle array) const;
 
   int major() const { return major_; }
-  // Pushes an operation for the CPU. `always`: the engine calls the function also if an array carries an error.
+  // Pushes an operation for the CPU. `always`: the engine calls the function even if an array carries an error.
   void push(void* function, void* parameter, void (*deleter)(void*), const std::vector<Handle>& reads,
             const std::vector<Handle>& writes, int property, int priority, const char* name, bool always = false) const;
 

@@ -366,7 +366,7 @@ void note_summed(void*, void* on_complete, void* parameter) {
   complete(*static_cast<EngineCallback*>(on_complete), nullptr);
 }
 
-// The keys of updates that have failed on this rank alone. Kept until Python asks, also if its trainer is gone.
+// The keys of updates that have failed on this rank alone. Kept until Python asks, even if its trainer is gone.
 struct FailedUpdates {
   std::atomic<bool> any{false};
   std::mutex mutex;

@@ -15,10 +15,10 @@
 
 namespace mykv::mxnet {
 
-// What one operation of the engine does.
+// The work of one operation of the engine.
 struct Call {
   std::vector<Request> requests;  // complete but for the memory and the turn
-  // True: one request after the other, each only if the previous request succeeded. False: all at the same time.
+  // True: the requests run one after another, each only if the previous request succeeded. False: all at once.
   bool chained = false;
   // Not empty: takes the last turn under this name, instead of the next turn under its own name.
   std::string turn_of;
@@ -74,7 +74,7 @@ class Bridge {
   // Pushes one engine operation. It takes the next turn under `name`, or the turn of call.turn_of.
   void push(const std::shared_ptr<Runtime>& runtime, const std::string& name, int priority, Call call) const;
 
-  // A request in place that can be pushed many times. `arrays`: the arrays that lie in its memory.
+  // A request in place that can be pushed many times. `arrays`: the arrays that are in its memory.
   std::shared_ptr<const PreparedOperation> prepare(Request request, const std::vector<Handle>& arrays) const;
   // `label`: text that must be the same on all ranks, in this push only. `turn_of`: the name whose last turn it takes;
   // empty: the next turn under its own name.

@@ -55,7 +55,7 @@ class Devices {
  public:
   void read(const Description& array) { add(array, &memory_.inputs); }
   void written(const Description& array) { add(array, &memory_.outputs); }
-  // For a scattered request, whose memory must all lie on one device.
+  // For a scattered request, whose memory must all be on one device.
   void all_on(const Description& array) {
     if (any_ && memory_.inputs[0] != array.gpu)
       throw different_devices("the arrays of one call", memory_.inputs[0], array.gpu);
@@ -319,8 +319,8 @@ bool must_be_apart(const Common& common, DType dtype, size_t count) {
          common.runtime->world().hosts().size() > 1;
 }
 
-// What one request of a group has: for each dtype and device, the arrays of that dtype, one after another; and each
-// array that must be apart.
+// The contents of one request of a group: for each dtype and device, the arrays of that dtype, one after another; and
+// each array that must be apart.
 struct GroupPart {
   DType dtype;
   int gpu;
@@ -330,7 +330,7 @@ struct GroupPart {
   std::vector<Target> spans;
   size_t count = 0;
 
-  // What tells the request's name from that of the group's first request.
+  // Suffix that distinguishes the request's name from that of the group's first request.
   std::string suffix() const {
     return apart ? ", array " + std::to_string(members[0] + 1) : ", the " + std::string(dtype_name(dtype));
   }

@@ -53,7 +53,7 @@ struct Operation {
   double scale = 1.0;     // allreduce, reduce: applied once to the reduced value
   size_t count = 0;       // elements
   int32_t priority = 0;   // higher runs first
-  bool in_place = false;  // all shares lie in the segment already
+  bool in_place = false;  // all shares are in the segment already
   DataPath road = DataPath::host;
   // Floating-point allreduce and reduce: the type in which values travel between hosts, if it differs from dtype.
   std::optional<DType> wire;

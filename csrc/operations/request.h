@@ -161,10 +161,10 @@ struct Request {
   bool scattered = false;
   std::vector<Source> sources;
   std::vector<Target> targets;
-  // Instead of inputs, outputs, sources and targets: the share lies in the host's segment already, at this offset. The
+  // Instead of inputs, outputs, sources and targets: the share is in the host's segment already, at this offset. The
   // result replaces it.
   std::optional<uint64_t> in_place;
-  // Not null: inputs, outputs, sources and targets are addresses on GPUs; operation.road says how they are combined.
+  // If set, inputs, outputs, sources and targets are addresses on GPUs, and operation.road is the way of their data.
   std::shared_ptr<const DeviceMemory> devices;
   std::shared_ptr<const void> owner;  // keeps the memory alive until done was called
   // Called once, from any thread: with null when outputs hold the result, otherwise with the cause.

@@ -119,7 +119,7 @@ constexpr size_t kHeadShown = 110;
 constexpr size_t kBefore = 30;  // bytes before the difference
 constexpr size_t kMostDigits = 9;
 
-// Where the arrays of 'a group of 40: float32 (3, 4), float32 (3,)' begin, before ": "; npos: it is no such text.
+// Where the arrays of 'a group of 40: float32 (3, 4), float32 (3,)' begin, before ": "; npos: it is not such a text.
 size_t arrays_begin(const std::string& text) {
   const std::string group = "a group of ";
   const size_t at = text.find(group);

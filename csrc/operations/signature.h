@@ -27,7 +27,7 @@ constexpr char kBetweenOptions = '\x1e';
 // with its signature, a call that waits is shown as 'barrier'.
 std::string shown(const std::string& signature);
 std::string shown_name(const std::string& name, const std::string& signature = {});
-// The sentence about two ranks with different signatures. If their labels differ, it shows only the options that
+// The message about two ranks with different signatures. If their labels differ, it shows only the options that
 // differ; otherwise, if their arrays differ, the label and the arrays. Of long texts it shows where they differ.
 std::string difference(const std::string& name, int rank, const std::string& signature, int other_rank,
                        const std::string& other_signature);

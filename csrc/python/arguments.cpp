@@ -20,7 +20,7 @@ namespace {
 py::object* g_error_type = new py::object;    // mykv_core.Error
 py::object* g_failure_type = new py::object;  // MXNetError
 
-// The attributes lie in the exception's __dict__, which pickle keeps.
+// The attributes are in the exception's __dict__, which pickle keeps.
 void raise(const py::object& type, const Error& error) {
   const std::string& text = error.cause().text;
   // A text that was cut may end within a character.

@@ -11,7 +11,7 @@
 
 namespace mykv {
 
-// An operation on a bucket that lies in the segment or on a GPU, pushed once for each step.
+// An operation on a bucket that is in the segment or on a GPU, pushed once for each step.
 class PreparedBucket {
  public:
   PreparedBucket(const std::string& name, const std::shared_ptr<Group>& group,

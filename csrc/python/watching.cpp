@@ -32,7 +32,7 @@ struct Watching {
   std::condition_variable ended;
   bool on = false;
   uint32_t forks =
-      fork_number();  // of the process that watches: in a fork no thread does, and the mutex may be locked for good
+      fork_number();  // of the process that watches: in a fork no thread does, and the mutex may be locked forever
   std::map<std::weak_ptr<Runtime>, StallWatch, std::owner_less<>> of;  // used by the watching thread only
 };
 Watching* g_watching = new Watching;

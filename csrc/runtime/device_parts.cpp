@@ -35,7 +35,7 @@ bool track(gpu::CopyStreams& streams, gpu::Copies* copies) {
   }
 }
 
-// Throws Error unless all addresses of a request lie on the GPUs that it names. If a wrong address were found only when
+// Throws Error unless all addresses of a request are on the GPUs that it names. If a wrong address were found only when
 // the result is copied out, the error could not reach all ranks any more.
 void require_on_devices(const Request& request) {
   const DeviceMemory& devices = *request.devices;
@@ -195,7 +195,7 @@ void DeviceParts::finish(const Part& part, const Cause& error) {
   }
 }
 
-// Called when the result lies in the slots of all ranks.
+// Called when the result is in the slots of all ranks.
 void DeviceParts::begin_copy_out(const Part& part) {
   out_.push_back({});
   Copying& copying = out_.back();

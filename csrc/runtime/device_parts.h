@@ -1,4 +1,4 @@
-// The life of a part whose arrays lie on GPUs and go through slots in host memory, where it differs from parts.h. A
+// The life of a part whose arrays are on GPUs and go through slots in host memory, where it differs from parts.h. A
 // stream of the runtime copies the part into its slot; then the part arrives in the host's table. At the end a stream
 // copies the result out. The thread polls the GPUs and never blocks on them.
 #pragma once

@@ -41,7 +41,8 @@ std::string ranks_text(const std::vector<int>& ranks, const World& world);
 // The ranks that an operation waits for.
 std::vector<int> culprits(const Waiting& waiting);
 
-// 'rank 1, which has not come and does not respond (is it stopped?)': what culprits() are, and what is wrong with them.
+// 'rank 1, which has not come and does not respond (is it stopped?)': what culprits() are, and what is wrong with
+// them.
 std::string culprits_text(const Waiting& waiting, const World& world);
 
 // Thread-safe; not for the runtime's thread, which asks the other hosts.

@@ -54,7 +54,7 @@ void PartEvents::announce(const TableEvent& event) {
   std::optional<std::vector<char>> carried;
   if (transport.is_carried(entry.operation)) {
     carried.emplace();
-    // A failed operation has no values: not all shares may lie in slots. A rank of this host that has ended the
+    // A failed operation has no values: not all shares may be in slots. A rank of this host that has ended the
     // operation breaks down, which all hosts hear.
     if (error->empty() && !transport.own_share(event.entry, &*carried)) return;
   }

@@ -1,4 +1,4 @@
-// The life of a part on one rank: it gets a share, arrives in the host's table, and ends with the result or an error.
+// The steps of a part on one rank: it gets a share, is entered in the host's table, and ends with a result or an error.
 #pragma once
 
 #include <memory>
@@ -13,32 +13,33 @@
 
 namespace mykv {
 
-// For the runtime's thread; end(), finish() and send() of a request's only part also for threads that post.
+// Used by the runtime's thread. Posting threads may call end(), finish(), and send() for the only part of a request.
 class Parts {
  public:
   Parts(RuntimeContext& context, Requests& requests, SendQueue& queue, SpinPolicy& waits, TimelineNotes& notes)
       : context_(context), requests_(requests), queue_(queue), spin_policy_(waits), notes_(notes) {}
 
-  // A part with its elements, without a share.
+  // Makes a part with its elements, without a share.
   static Part make(const std::shared_ptr<RequestState>& posted, size_t number);
   // The operation of a part.
   static Operation operation_of(const Part& part);
   // Which entries of the host's table the part may take.
   EntryQuota due(const RequestState& posted, size_t number) const;
 
-  // Gives the part its share, or a refusal, and brings it to the host's table; false when the table is full.
-  // `posting`: the calling thread posts the request, and may do the work of all ranks.
+  // Gives the part its share or a refusal, and enters it in the host's table. False: the table is full. `posting`: the
+  // calling thread posts the request, and may do the work of all ranks.
   bool send(const std::shared_ptr<RequestState>& posted, size_t number, std::string refusal, bool posting);
   enum class Arrived { table_full, under_way, over };
-  // A part with a share arrives in the host's table. If it is over, the caller finishes it, with the entry's error.
+  // Enters a part with a share in the host's table. If the operation is over, the caller finishes the part with the
+  // entry's error.
   Arrived arrive(Part& part, const Operation& operation, const std::string& refusal, bool posting);
-  // Copies the result of a part out, unless it has an error, and ends it.
+  // Copies out the part's result, unless it has an error, and ends the part.
   void finish(const Part& part, const Cause& error);
-  // The result of a part is where it belongs, or there is none. The last part ends the request.
+  // Ends a part whose result is in place, or that has none. The last part ends the request.
   void end(const Part& part, const Cause& error, const PartRecord::Interval& copied_out);
-  // The last step of a request; null: it has its result.
+  // Ends a request, with an error or (null) with its result.
   void end(RequestState& posted, const Cause* error);
-  // Drops the residuals of the compression of all names that begin with `prefix`.
+  // Drops the error feedback of compression for all names that begin with `prefix`.
   void forget(const std::string& prefix) { compressions_.forget(prefix); }
 
  private:

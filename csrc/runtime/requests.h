@@ -1,5 +1,5 @@
-// The requests of a rank that have not ended, as all its threads see them: what was posted, the parts that lie in the
-// host's table, and the memory that they take.
+// A rank's open requests, shared by all its threads: posted requests, their parts in the host's table, and the staging
+// memory that they use.
 #pragma once
 
 #include <array>
@@ -20,47 +20,46 @@
 
 namespace mykv {
 
-// The state of a posted request. It is cut into parts, which ranks match one by one.
-
-// The thread that posts a share of at most this size copies it in, whether there is room or not.
+// A share of at most this size is copied in by the posting thread, even if the staging memory is used up.
 constexpr size_t kPostInlineBytes = 32 << 10;
 
-// The elements of a part, and their root.
+// The elements of one part, and the root of their shard.
 struct Piece {
   size_t begin;
   size_t count;
   int32_t root;
 };
 
-// A request under way. Its counters are guarded by Requests::mutex_.
+// A posted request and its progress. It is cut into parts, which ranks match one by one. Requests::mutex_ guards the
+// counters.
 struct RequestState {
-  // Cuts the request into parts of at most `part_bytes` bytes; of a request in place each shard is a part.
+  // Cuts the request into parts of at most `part_bytes` bytes. In a request in place each shard is one part.
   void cut(size_t part_bytes);
   Piece piece(size_t number) const;
 
   Request request;
-  uint64_t number = 0;  // the number of its first part for Transport::owner(), which lets owners take turns
-  uint64_t age = 0;     // the number of its ticket
+  uint64_t number = 0;  // number of its first part; Transport::owner() rotates owners by it
+  uint64_t age = 0;     // its ticket: the order of the program's calls
   // For several hosts and several parts: the position of the first part in the agreed order, once it is known.
   std::optional<uint64_t> sequence;
   size_t part_elements = 0;
   std::vector<Piece> pieces;  // of a request with shards
   size_t parts = 1;
-  size_t next = 0;       // the next part that goes to the host's table
-  size_t met = 0;        // parts that have arrived in the host's table
+  size_t next = 0;       // number of the next part to send to the host's table
+  size_t met = 0;        // parts that were entered in the host's table
   size_t under_way = 0;  // parts sent and not finished
   size_t finished = 0;
-  bool lingers = false;  // the thread that posts it stays awake for it; used by that thread only
-  bool agreed = false;   // all ranks brought the same operation, and so bring all of its parts
-  bool ended = false;    // done was called, or is about to be
-  size_t happened = 0;   // how many of request.devices->after have; used by the runtime's thread only
+  bool lingers = false;  // the posting thread spins for it; used by that thread only
+  bool agreed = false;   // the ranks have compared the operation, so all of them send all its parts
+  bool ended = false;    // a thread has claimed the end: it calls done, or has called it
+  size_t happened = 0;   // events of request.devices->after that have completed; runtime's thread only
   Cause error;
-  bool recorded = false;  // by the timeline; `recorded` and `begun` never change
+  bool recorded = false;  // the timeline records it; `recorded` and `begun` are constant
   int64_t begun = 0;
   std::unique_ptr<RequestRecord> record;  // until the end of the request; see TimelineNotes
 };
 
-// One part of a request, in the host's table under one entry.
+// One part of a request. It has one entry of the host's table.
 struct Part {
   std::shared_ptr<RequestState> posted;
   size_t number = 0;
@@ -70,29 +69,27 @@ struct Part {
   size_t slot_bytes = 0;
   LongText long_text;      // see HostTable::Arriving
   LocalShare share;        // used instead of a slot
-  uint64_t placement = 0;  // by NCCL: a digest of the part's GPUs
+  uint64_t placement = 0;  // for NCCL: a digest of the part's GPUs
   uint32_t entry = 0;
   uint32_t generation = 0;
   Key key;
-  int64_t since = 0;  // when it arrived in the host's table; coarse_now_ns()
-  int64_t came = 0;   // when it was about to arrive there; now_ns()
+  int64_t since = 0;  // when it was entered in the host's table; coarse_now_ns()
+  int64_t came = 0;   // just before that; now_ns()
   bool started = false;
   bool announced = false;
   bool large = false;   // more than kPostInlineBytes
-  bool staged = false;  // its slot is pinned (DeviceParts); it counts as under way since it took the slot
+  bool staged = false;  // uses a pinned slot (DeviceParts), and counts as under way from then on
   // For the timeline.
-  int64_t copied_in = 0;  // when copying in began
+  int64_t copied_in = 0;  // start of copying in
   struct {
-    int64_t agreed = 0;  // when all hosts had
+    int64_t agreed = 0;  // when all hosts had agreed
     std::vector<ArrivalRecord> arrivals;
   } hosts;
 };
 
 inline Range range_of(const Part& part) { return {part.begin, part.begin + part.count}; }
 
-// What a rank has done in a group, for the statistics: its operations, their bytes and how long it waited.
-
-// Operations that have ended with a result.
+// Statistics of a rank in a group: completed operations, their bytes, and how long the rank waited.
 struct Totals {
   enum Way : uint8_t { in_place, copied, staged, nccl };
   static constexpr std::array<const char*, 4> kWays = {"in_place", "copied", "through_host", "nccl"};
@@ -106,7 +103,7 @@ struct Totals {
     if (request.operation.road == DataPath::staged) return staged;
     return request.in_place ? in_place : copied;
   }
-  // An operation has met at all ranks after this time. Later it ends.
+  // All ranks have arrived, after this rank waited so many nanoseconds. ended() follows.
   void met(const Request& request, int64_t waited) {
     waited_ns += waited;
     if (request.step == StepPhase::last) step_waited_ns += waited;
@@ -120,7 +117,7 @@ struct Totals {
 
   std::array<Count, 4> ways;
   int64_t waited_ns = 0;
-  int64_t step_waited_ns = 0;  // of the operations that are StepPhase::last
+  int64_t step_waited_ns = 0;  // only of operations with StepPhase::last
   uint64_t steps = 0;
 };
 
@@ -130,29 +127,29 @@ class Requests {
  public:
   // See RuntimeOptions.
   Requests(size_t part_bytes, size_t staging_bytes) : part_bytes_(part_bytes), staging_bytes_(staging_bytes) {}
-  // For the order of locks only.
+  // Only for the check of the order of locks.
   std::mutex& mutex() { return mutex_; }
 
   // Posting.
-  // Takes a request over, for the runtime's thread, or (`direct`) for the calling thread, which sends its only part.
-  // Throws Error with the reason if no request is taken any more.
+  // Registers a request. `direct`: the calling thread sends its only part; otherwise the runtime's thread does.
+  // Throws Error with the reason after refuse_new() or close().
   void take_over(const std::shared_ptr<RequestState>& posted, bool direct);
-  // After a verdict on the table: leaves a request to the runtime's thread, which is about to end all. Returns why no
-  // request is taken any more; empty: the thread ends this request, or it has ended.
+  // After a verdict on the table: hands a request to the runtime's thread, which is about to end all requests. Returns
+  // empty if the thread ends this request or has ended it, otherwise the reason why no request is accepted.
   Cause leave_to_thread(const std::shared_ptr<RequestState>& posted);
   std::vector<std::shared_ptr<RequestState>> take_posted();
-  // No request is taken any more. False: that was so already, for another reason.
+  // Rejects new requests from now on. False: they are rejected already, for another reason.
   bool refuse_new(const Cause& reason);
   bool refuses_new();
-  // What this rank has refused and the other ranks have not all come to; empty: nothing. The oldest one.
+  // Name of the oldest operation that this rank has refused and that some rank has not reached; empty: none.
   std::string pending_refusal();
-  // Whether this rank has no part under way.
+  // Whether this rank has no parts under way.
   bool idle();
   bool has_ended(const RequestState& posted);
-  // Whether the caller must end the request; true once.
+  // Claims the end of the request: true for one caller, which must end it.
   bool claim_end(RequestState& posted);
-  // Refuses new requests, and forgets all parts. Returns the requests that the caller must end: posted requests,
-  // requests of these parts, and those of `others` that have not ended.
+  // Rejects new requests and drops all parts. Returns the requests that the caller must end: posted requests, requests
+  // of the dropped parts, and open requests of `others`.
   std::vector<std::shared_ptr<RequestState>> close(const Cause& reason,
                                                    std::vector<std::shared_ptr<RequestState>> others);
 
@@ -160,31 +157,33 @@ class Requests {
   // Whether another slot may be taken.
   bool has_room();
   enum class Next { part, none, not_yet, no_room };
-  // Takes the number of the request's next part, and why this rank refuses it (empty: it does not). `room`: has_room().
+  // Takes the number of the request's next part, and the reason if this rank refuses it (else empty). `room`:
+  // has_room().
   Next take_next(RequestState& posted, bool room, size_t* number, std::string* refusal);
-  // The part that was taken last did not go.
+  // Undoes take_next(): the part was not sent.
   void put_back(RequestState& posted);
-  // The host's table has no room for this request, and so for no other request; null: it has room.
+  // Notes the request for which the host's table has no room; the others wait behind it. Null: there is room.
   void set_crowded_out(const RequestState* posted);
-  // For the runtime's thread, which alone sets it.
+  // Only for the runtime's thread, which sets it.
   bool is_crowded_out() const { return crowded_out_since_ != 0; }
 
   // Parts.
-  // A staged part has taken this many slots of its size.
+  // Counts the slots of a staged part as used.
   void take_slots(const Part& part, size_t slots);
-  // Slots of so many bytes were released, or are lost.
+  // Counts slots of `bytes` bytes as released or lost.
   void release_bytes(size_t bytes);
-  // The part has arrived in the host's table.
+  // Registers a part that was entered in the host's table.
+
   void add(const Part& part);
-  // The part will not arrive, since a rank has left; it ends at once.
+  // Registers a part without an entry, since a rank has left. It ends at once.
   void add_without_entry(const Part& part);
-  // All hosts are to agree on the part of this entry; true once.
+  // Claims the announcement of this entry's part to the other hosts: true once.
   bool announce(uint32_t entry, uint32_t generation);
-  // All ranks have brought the part. `first`: it begins now.
+  // The part of an entry at which all ranks have arrived. `first`: this call is the first, so the part begins now.
   std::optional<Part> begin(uint32_t entry, uint32_t generation, bool* first);
-  // For the timeline: when all hosts had agreed on the part.
+  // For the timeline: the time at which all hosts had agreed on the part.
   void note_hosts(uint32_t entry, uint32_t generation, int64_t agreed, std::vector<ArrivalRecord> hosts);
-  // Takes the part out; empty if another thread has taken it, or if `stays`.
+  // Removes and returns the part; empty if another thread has removed it, or if `stays(part)`.
   template <class Stays>
   std::optional<Part> take(uint32_t entry, uint32_t generation, Stays&& stays) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -193,33 +192,34 @@ class Requests {
     return take_out(it);
   }
   std::optional<Part> take(uint32_t entry, uint32_t generation);
-  // Takes the part of any generation out.
+  // The same for any generation of the entry.
   std::optional<Part> take(uint32_t entry);
-  // Takes a part back after a verdict on the table, so that the thread does not touch its arrays any more; false if the
-  // thread has started the part or taken it, and will end it.
+  // Removes a part after a verdict on the table, so that the runtime's thread no longer touches its arrays. False if
+  // that thread has started or removed the part, and ends it.
   bool withdraw(const Part& part);
-  // Counts a part as finished; whether it was the request's last part, so that the caller must end the request.
-  // `waited_ns`: how long the part waited for other ranks.
+  // Counts a part as finished. True if it was the request's last part: the caller must end the request. `waited_ns`:
+  // how long the part waited for other ranks.
   bool finish(const Part& part, const Cause& error, int64_t waited_ns);
 
-  // What there is.
+  // Queries.
+
   Totals totals();
-  // The entries at which this rank has arrived and that it has not left, with their generations.
+  // Entries of this rank's parts, with their generations.
   std::vector<std::pair<uint32_t, uint32_t>> generations();
   std::vector<uint32_t> entries();
   struct Under {
-    bool parts;  // some part is in the host's table
-    bool large;  // some large part is
+    bool parts;  // any part is in the host's table
+    bool large;  // any large part is
   };
   Under under_way();
-  // Since when (coarse_now_ns()) the oldest part waits, or the request that found no room; at the latest `now`.
+  // Start (coarse_now_ns()) of the longest wait: of a part, or of the request that found no room; `now` if none waits.
   int64_t oldest(int64_t now);
   // The oldest part of each request that has waited for `least_seconds` until `*now` (coarse_now_ns()), the oldest
   // first; only under `name`, unless it is empty.
   std::vector<Part> waiting(double least_seconds, const std::string& name, int64_t* now);
-  // The name of the request that found no room in the host's table, and since when; 0: there is room.
+  // Name of the request that found no room in the host's table, and the start of its wait; 0: there is room.
   std::pair<std::string, int64_t> crowded_out();
-  // The parts whose requests have these names, with the reason for each name.
+  // Keys of the parts under these names, each with the reason for its name.
   std::vector<std::pair<Key, Cause>> named(const std::unordered_map<std::string, Cause>& reasons, int64_t came_before);
 
  private:
@@ -230,14 +230,15 @@ class Requests {
 
   const size_t part_bytes_;
   const size_t staging_bytes_;
-  std::mutex mutex_;                                   // guards all that follows, and counters of each RequestState
-  std::vector<std::shared_ptr<RequestState>> posted_;  // for the thread to take over
+  std::mutex mutex_;  // guards the members below, and the counters of each RequestState
+  std::vector<std::shared_ptr<RequestState>> posted_;  // not yet seen by the runtime's thread
   ByEntry parts_;                                      // parts of this rank in the host's table
-  Cause stopped_;                                      // why no request is taken any more
+  Cause stopped_;                                      // why requests are rejected; empty: they are not
+
   size_t staged_bytes_ = 0;
-  size_t moving_parts_ = 0;  // large parts in slots, at which all ranks have arrived
+  size_t moving_parts_ = 0;  // large parts in slots whose ranks have all arrived
   size_t large_parts_ = 0;
-  Clock::time_point moved_;        // when a slot was last taken within the limit, or released
+  Clock::time_point moved_;        // last time at which a slot was taken within the limit, or released
   int64_t crowded_out_since_ = 0;  // coarse_now_ns(); 0: the host's table has room
   std::string crowded_out_;        // the name of the request that found no room
   Totals totals_;

@@ -161,7 +161,7 @@ void Runtime::leave(std::string reason) {
   }
   std::lock_guard<std::mutex> leaving(leave_mutex_);
   if (!thread_.joinable()) return;
-  // A rank that has not come to the operation yet, perhaps on another host, gets the cause too.
+  // A rank that has not reached the operation yet, perhaps on another host, gets the cause too.
   if (const std::string refused = requests_.pending_refusal(); !refused.empty())
     reason += ", after it had refused " + refused;
   const bool broken = !requests_.refuse_new({"this rank has left: " + reason, ErrorCode::left});

@@ -54,13 +54,13 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Runtime& operator=(const Runtime&) = delete;
   ~Runtime();
 
-  // Takes the next turn under `name`. Call it in the order in which the operations are asked for.
+  // Takes the next turn under `name`. Call it in the order of the program's calls.
   // In a fork the turn is of no use, and post() ends the request with an error.
   uint64_t take_turn(const std::string& name) { return forked() ? 0 : turns_.take(name); }
   // The next number in that order, for one request.
   std::shared_ptr<const Ticket> take_ticket();
-  // The turn that was taken last under `name`, for another operation that goes with it under a second name. A counter
-  // for the second name would fall behind on a rank that failed between the two.
+  // The last turn of `name`, for a second operation that belongs to it under another name. A counter of that name would
+  // fall behind on a rank that failed between the two.
   uint64_t last_turn(const std::string& name) { return forked() ? 0 : turns_.last(name); }
   // Drops the turn counters of all names that begin with `prefix`, and the residuals of their compression. No rank may
   // use such a name again: keys would come twice, and other ranks may still know an old operation by the same key.
@@ -74,7 +74,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // end on this thread, which saves waking the runtime's thread and then the thread that waits for the result. The
   // request's buffers must stay until done was called.
   void post(Request request);
-  // Takes part in the operation of a name and turn with nothing but the reason why this rank does not make it.
+  // Refuses the operation of a name and turn: takes the turn with the reason.
   void refuse(std::string name, uint64_t turn, const std::string& reason);
   // This rank's part of the host's segment, for requests in place.
   Region& region() {
@@ -116,9 +116,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // that arrive later. Leaves alone operations at which all ranks have arrived, and those in which this rank has waited
   // for less than `least_seconds`.
   void give_up(const std::unordered_map<std::string, Cause>& reasons, double least_seconds = 0);
-  // This rank breaks down, with this reason: used when another rank has arrived and does not go on.
+  // Breaks this rank down with this reason: for a rank that has arrived and does not continue.
   void break_down(const Cause& reason);
-  // Ends the use of the host's table, of which a rank keeps the lock: all ranks of the host end their operations.
+  // Ends the use of the host's table whose lock a rank holds: all ranks of the host end their operations.
   void give_verdict(const std::string& reason);
   // A process of this world has died: this rank ends all its operations with this reason, and never frees what all
   // ranks own together (communicators).

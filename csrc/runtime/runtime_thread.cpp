@@ -17,19 +17,20 @@ namespace mykv {
 
 namespace {
 
-constexpr int64_t kIdlePollUs = 10000;    // on several hosts with nothing under way: for news, and for MPI's queues
-constexpr int64_t kDrainNs = 2000000000;  // for which MPI may keep messages queued after the last operation
-constexpr int64_t kRetryUs = 1000;        // when the host's table is full, or this rank's share of memory
-constexpr int64_t kGpuPollUs = 200;       // between looks at copies, and at streams that the copies wait for
-constexpr int64_t kLookNs = 100000000;    // between looks for questions of other hosts, at most
+constexpr int64_t kIdlePollUs = 10000;    // several hosts, nothing under way: polls messages and MPI's queues
+constexpr int64_t kDrainNs = 2000000000;  // how long MPI may keep messages queued after the last operation
+constexpr int64_t kRetryUs = 1000;        // pause when the host's table, or this rank's share of memory, is full
+constexpr int64_t kGpuPollUs = 200;       // interval between checks of copies and of the streams before them
+constexpr int64_t kLookNs = 100000000;    // longest interval between looks for questions of other hosts
 constexpr int64_t kSleepUs = 1000000;     // upper bound of any sleep
-constexpr unsigned long kSlackNs = 1000;  // of sleeps between looks at the network; Linux gives 50 us
+constexpr unsigned long kSlackNs = 1000;  // timer slack of short sleeps; Linux's default is 50 us
 constexpr int64_t kRestUs = 250000;       // sleep of an idle rank between hosts; after 500 ms it would count as stopped
-constexpr int64_t kLostPatienceNs = 2000000000;  // for the failure detector to name the process that has ended
-constexpr auto kStandstillPatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
-constexpr auto kGonePatience = std::chrono::seconds(20);  // the same on ranks that stay; notices should end it earlier
+constexpr int64_t kLostPatienceNs = 2000000000;  // wait for the failure detector to name the dead process
+constexpr auto kStandstillPatience =
+    std::chrono::seconds(5);                              // a leaving rank's, with agreed operations that stand still
+constexpr auto kGonePatience = std::chrono::seconds(20);  // of ranks that stay; a notice usually ends it earlier
 
-// Lets sleeps of the calling thread end at their time, from begin() on.
+// From begin() on, sleeps of the calling thread end on time.
 class PreciseSleeps {
  public:
   PreciseSleeps() = default;
@@ -60,7 +61,7 @@ void RuntimeThread::run() {
     const std::string retired = device_parts_.retired();
     const Cause here = retired.empty() ? Cause("this rank has shut mykv down", ErrorCode::left) : Cause(retired);
     const Departed gone(context_.label(), retired.empty() ? commands_.leave_reason() : retired);
-    // A world of one rank departs only here, since all its operations could end. A thread may be about to post.
+    // A world of one rank departs only here: all its operations could end. A thread may still post.
     if (context_.world.size() == 1) context_.table.depart(gone.rank, gone.reason);
     if (requests_.entries().empty()) {
       teardown_.end_in_order(here);
@@ -81,13 +82,13 @@ void RuntimeThread::run() {
   context_.launcher.reset();
 }
 
-// Returns when this rank leaves and has nothing more to do for other ranks, or has waited for them in vain.
+// Returns when this rank leaves and no rank needs it any more, or after the time for that.
 void RuntimeThread::work_until_leaving() {
   Bell& bell = context_.bell();
   Standstill standstill;
   for (;;) {
     const uint32_t seen = bell.count();
-    if (!take_loop()) {  // the stand-in rings when it has given the loop back, if this thread must go on
+    if (!take_loop()) {  // the stand-in rings after it returned the loop, if work is left
       bell.wait(seen, context_.several_hosts() ? kIdlePollUs : kSleepUs);
       continue;
     }
@@ -104,7 +105,7 @@ void RuntimeThread::work_until_leaving() {
     } else if (leaving) {
       if (standstill.look() > kStandstillPatience) return;
     } else if (standstill.look() > kGonePatience && context_.several_hosts() && !requests_.entries().empty()) {
-      throw context_.table.departed();  // no notice of the rank that gave up has come
+      throw context_.table.departed();  // the other rank gave up without a notice
     }
     if (worked) {
       worked_ = true;
@@ -125,7 +126,7 @@ void RuntimeThread::stand_in(const std::function<bool()>& over, int64_t until_ns
   if (!may_stand_in()) return;
   Bell& bell = context_.bell();
   if (!take_loop()) {
-    if (context_.several_hosts()) bell.ring();  // nobody has rung for what this thread has posted
+    if (context_.several_hosts()) bell.ring();  // this thread's own posts rang no bell
     return;
   }
   bell.stand_in(true);
@@ -134,16 +135,16 @@ void RuntimeThread::stand_in(const std::function<bool()>& over, int64_t until_ns
   try {
     left = failure_ != nullptr || stand_in_rounds(over, until_ns, &seen);
   } catch (...) {
-    failure_ = std::current_exception();  // the event was taken, so the thread would not get the error again
+    failure_ = std::current_exception();  // the event is consumed: the runtime's thread would not see the error again
   }
-  // In this order: the next stand-in tells the bell after it has taken the loop, and a ring that comes before the loop
-  // is free wakes the runtime's thread in vain.
+  // In this order: the next stand-in notifies the bell after it took the loop, and a ring before the loop is free would
+  // wake the runtime's thread without work.
   bell.stand_in(false);
   give_loop();
   if (left || bell.count() != seen) bell.ring();
 }
 
-// Whether something is left to do. `seen`: the bell's count before the last round.
+// Whether work is left. `seen`: the bell's count before the last round.
 bool RuntimeThread::stand_in_rounds(const std::function<bool()>& over, int64_t until_ns, uint32_t* seen) {
   Bell& bell = context_.bell();
   bool last = false;
@@ -162,7 +163,7 @@ bool RuntimeThread::stand_in_rounds(const std::function<bool()>& over, int64_t u
     advanced_ = false;
     const int64_t now = now_ns();
     if (over() || now >= until_ns) {
-      // One more round usually finds nothing left, and need not wake the thread.
+      // One more round here is cheaper than waking the runtime's thread, and usually finds no work.
       if (!worked || last) return worked || needs_thread() || network_polling() || (moved && rests_);
       last = true;
       continue;
@@ -176,7 +177,8 @@ bool RuntimeThread::stand_in_rounds(const std::function<bool()>& over, int64_t u
   }
 }
 
-// Whether the rank ends or fails, asks other hosts, or waits for a moment that no bell announces.
+// Whether the runtime's thread must continue itself: this rank leaves or fails, asks other hosts, or waits for a
+// time at which no bell rings.
 bool RuntimeThread::needs_thread() const {
   return commands_.leaving() || commands_.pending() || context_.table.departed_rank() >= 0 || lacks_only_time();
 }
@@ -188,8 +190,8 @@ bool RuntimeThread::nothing_left() {
          !context_.transport->polling() && !gpus_polling() && !agreement.sending();
 }
 
-// The reason given to lose(), if lose() is called soon; otherwise this failure. When a process dies, MPI may fail or
-// the table get a verdict before it is known which process has died.
+// The reason given to lose(), if lose() is called soon; otherwise this failure. After a death MPI or the table may fail
+// before the failure detector knows which process has died.
 Cause RuntimeThread::cause_of(const Cause& failure) {
   const int64_t begun = now_ns();
   for (;;) {
@@ -211,7 +213,7 @@ bool RuntimeThread::work() {
   if (context_.nccl) advanced |= context_.nccl->progress();
   if (context_.agreement.speaks()) {
     worked |= context_.agreement.progress();
-    // A host that asks waits only a few seconds, so a busy rank looks too.
+    // Other hosts wait only a few seconds for an answer, so a busy rank looks too.
     const int64_t now = coarse_now_ns();
     if (!worked || now - looked_ > kLookNs) {
       looked_ = now;
@@ -224,7 +226,7 @@ bool RuntimeThread::work() {
   return worked || advanced;
 }
 
-// Waits without sleeping where that is worth it. Returns how long to sleep then (us); 0: not at all.
+// Spins if that pays. Returns how long to sleep afterwards (us); 0: not at all.
 int64_t RuntimeThread::rest(uint32_t seen, int64_t until_ns) {
   const Requests::Under under = requests_.under_way();
   const bool flowing = context_.transport->polling() || gpus_polling() || device_parts_.copying();
@@ -244,7 +246,7 @@ int64_t RuntimeThread::rest(uint32_t seen, int64_t until_ns) {
   return limit;
 }
 
-// The same for a network or a GPU, which cannot wake the thread.
+// The same for networks and GPUs, which cannot wake the thread.
 int64_t RuntimeThread::poll(bool flowing, bool soon) {
   if (std::exchange(worked_, false)) spin_policy_.moved();
   int64_t pause = spin_policy_.pause(flowing, soon);

@@ -1,10 +1,10 @@
-// The runtime's own thread: it moves all requests on, sleeps when there is nothing to do, and ends the runtime. A
-// thread that waits for a request may stand in for it, which saves waking one thread after the other.
+// The runtime's thread: it advances all requests, sleeps when there is nothing to do, and shuts the runtime down. A
+// thread that waits for a request may run the loop instead (a stand-in): then its result wakes one thread, not two.
 //
-// One of these threads at a time has the loop: it alone uses the members here, and does all that comments elsewhere
-// leave to the runtime's thread. A thread without the loop sleeps. The bell wakes the stand-in while there is one. When
-// the stand-in has given the loop back, it rings the bell for the runtime's thread if the bell has rung since its last
-// look, or if something is left to do. docs/model/loop.pml checks that no ring is lost.
+// One thread at a time holds the loop. Only the holder uses the members of this class; in other comments "the runtime's
+// thread" is the holder. The other thread sleeps, and the bell wakes the stand-in while there is one. After a stand-in
+// has returned the loop, it rings the bell for the runtime's thread if the bell rang since its last look, or if work is
+// left. docs/model/loop.pml checks that no ring is lost.
 #pragma once
 
 #include <atomic>
@@ -40,13 +40,12 @@ class RuntimeThread {
         commands_(commands),
         notes_(notes) {}
 
-  // The thread's function. Returns when this rank has left or cannot go on; all its operations have ended then.
+  // The thread's function. Returns when this rank has left or broken down; all its operations have ended then.
   void run();
-  // Whether stand_in() is possible at all: without GPUs, since CUDA knows threads apart.
+  // Whether stand_in() may be called: not with GPUs, since CUDA's state belongs to a thread.
   bool may_stand_in() const { return !context_.gpus.any; }
-  // For a thread that waits for a request: does the thread's work until over() or until `until_ns` (now_ns()),
-  // whichever is first. Returns early when another thread has the loop, or when the runtime's thread must go on itself:
-  // in a failure, or to leave.
+  // For a thread that waits for a request: runs the loop until over() or until `until_ns` (now_ns()). Returns early if
+  // another thread holds the loop, or if the runtime's thread must continue: after a failure, or to leave.
   void stand_in(const std::function<bool()>& over, int64_t until_ns);
 
  private:
@@ -73,14 +72,14 @@ class RuntimeThread {
   SpinPolicy& spin_policy_;
   ThreadCommands& commands_;
   TimelineNotes& notes_;
-  std::atomic<bool> loop_taken_{false};  // some thread has the loop
-  std::exception_ptr failure_;           // of a stand-in, for the runtime's thread
-  bool worked_ = false;                  // the thread has worked since it last waited
-  bool rests_ = false;                   // the thread sleeps for longer than messages of other hosts may wait
-  bool advanced_ = false;                // some operation under way has advanced
-  int64_t awake_since_ = 0;              // 0: not since it last slept, or the timeline marks no cycles
-  int64_t flowed_ = 0;                   // when the thread last had work; coarse_now_ns()
-  int64_t looked_ = 0;                   // when the thread last looked for questions of other hosts; coarse_now_ns()
+  std::atomic<bool> loop_taken_{false};  // a thread holds the loop
+  std::exception_ptr failure_;           // a stand-in's exception, for the runtime's thread
+  bool worked_ = false;                  // worked since the last wait
+  bool rests_ = false;                   // sleeps longer than messages of other hosts may wait
+  bool advanced_ = false;                // an open operation has advanced
+  int64_t awake_since_ = 0;              // start of this waking period; 0: asleep, or the timeline marks no cycles
+  int64_t flowed_ = 0;                   // last time with work; coarse_now_ns()
+  int64_t looked_ = 0;                   // last look for questions of other hosts; coarse_now_ns()
 };
 
 }  // namespace mykv

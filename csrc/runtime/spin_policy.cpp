@@ -23,9 +23,9 @@ bool SpinPolicy::spin(const Bell& bell, uint32_t seen, int64_t until_ns) {
       sched_yield();
       rang = bell.count() != seen;
     }
-    if (!rang && !is_over()) return false;  // the thread that spins next settles
+    if (!rang && !is_over()) return false;  // the next spin counts it
   }
-  // Each time that was granted is settled once, also one that was over before a thread came to spin.
+  // Count each granted spin exactly once as paid or not, even if no thread spun.
   if (until_.exchange(0, std::memory_order_relaxed) != 0) bells_.settle(rang);
   return rang;
 }

@@ -1,5 +1,5 @@
-// How a rank's thread waits for what is expected soon: it stays awake (spins) at first, since sleeping and waking up
-// costs tens of microseconds, on a virtual machine more than many operations take. While it spins it yields its core.
+// How a thread waits for an event that is expected soon: it spins first, since sleeping and waking costs tens of
+// microseconds, more than many operations on a virtual machine. While it spins it yields its core.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace mykv {
 
-// How long nothing has moved while this process was running. Time for which it was stopped does not count: other
-// processes may have been stopped with it.
+// Time without progress. Time during which this process was stopped does not count, since other processes may have
+// been stopped with it.
 
 class Standstill {
  public:
@@ -21,9 +21,9 @@ class Standstill {
 
   void end() {
     lasted_ = {};
-    looked_ = std::chrono::steady_clock::now();  // the time before does not count in the next look()
+    looked_ = std::chrono::steady_clock::now();  // the next look() counts from here
   }
-  // Call it often: at most one second of the time since the last call, or the last end(), counts.
+  // Call it often: at most one second since the last call, or the last end(), counts.
   Duration look() {
     const auto now = std::chrono::steady_clock::now();
     lasted_ += std::min<Duration>(now - looked_, std::chrono::seconds(1));
@@ -37,28 +37,28 @@ class Standstill {
 };
 
 // The thread stays awake for about as long as a wake-up takes: the cost is then at most twice the optimum (Karlin et
-// al., "Empirical studies of competitive spinning for a shared-memory multiprocessor", 1991). After several waits in
-// vain it does so only now and then. With more ranks than cores on the host it never does: the other ranks need the
-// cores to make progress.
+// al., "Empirical studies of competitive spinning for a shared-memory multiprocessor", 1991). After several spins
+// without success it spins only now and then. With more ranks than cores on the host it never does: the other ranks
+// need the cores to make progress.
 class SpinPolicy {
  public:
   explicit SpinPolicy(int local_size);
 
   // For other ranks of the host, which ring a bell.
-  // A small share has arrived, and an event may follow soon. Whether to wake the thread for it. Thread-safe.
+  // A small share has arrived, so an event may follow soon. Returns whether to wake the thread for it. Thread-safe.
   bool expect_bell() {
     if (!has_core_ || !bells_.grant()) return false;
     until_.store(now_ns() + kSpinNs, std::memory_order_relaxed);
     return true;
   }
-  // Spins until the bell rings, the time is over or it is `until_ns` (now_ns()); whether the bell rang. Only for the
-  // thread.
+  // Spins until the bell rings, the granted time is over or it is `until_ns` (now_ns()). Returns whether the bell rang.
+  // Only for the thread.
   bool spin(const Bell& bell, uint32_t seen, int64_t until_ns);
 
   // For a network, which cannot wake the thread: it polls. Only for the thread.
   // For small operations it polls without sleeping for about as long as a few wake-ups take on this host and others.
-  // Then it sleeps for a fixed fraction (1 / kPart) of the time that it has waited. So the wait is at most longer by
-  // that fraction, and a long wait costs next to nothing.
+  // Then it sleeps for a fixed fraction (1 / kPart) of the time that it has waited. So the wait is longer by
+  // at most that fraction, and a long wait costs almost no processor time.
   // Something arrived or was sent.
   void moved();
   // How long to sleep until the next poll (us), or 0 to poll again after yielding. `flowing`: bytes are on their way,
@@ -69,10 +69,10 @@ class SpinPolicy {
   using Clock = std::chrono::steady_clock;
   static constexpr int64_t kSpinNs = 100000;
   static constexpr auto kAwake = std::chrono::microseconds(500);
-  static constexpr auto kFlow = std::chrono::milliseconds(20);  // that a slow network may take for a whole message
+  static constexpr auto kFlow = std::chrono::milliseconds(20);  // most that a slow network takes for a whole message
   static constexpr int64_t kShortestUs = 50, kLongestUs = 2000, kPart = 8;
 
-  // Whether staying awake has been worth it lately.
+  // Whether recent spins have paid.
   class Credit {
    public:
     bool grant() {
@@ -92,8 +92,8 @@ class SpinPolicy {
   Credit bells_;
   std::atomic<int64_t> until_{0};
   Credit polls_;
-  Clock::time_point since_ = Clock::now();  // when something last moved
-  bool awake_ = false;                      // the thread stays awake in this wait
+  Clock::time_point since_ = Clock::now();  // time of the last progress
+  bool awake_ = false;                      // the thread spins in this wait
   bool slept_ = false;
 };
 

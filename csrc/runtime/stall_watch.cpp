@@ -32,7 +32,7 @@ std::string time_of_day(double seconds_ago) {
   return text;
 }
 
-// One sentence on operations that wait for the same ranks.
+// One message on operations that wait for the same ranks.
 std::string sentence(const std::vector<const Waiting*>& alike, const World& world) {
   std::vector<std::string> names;
   std::unordered_set<std::string> known;
@@ -65,7 +65,7 @@ std::string all_sentences(const std::vector<Waiting>& waiting, const World& worl
   return text;
 }
 
-// What to do about ranks that run and have not come; empty if there are none.
+// What to do about ranks that run and have not arrived; empty if there are none.
 std::string remedy(const std::vector<Waiting>& waiting) {
   const auto has_late_ranks = [](const Waiting& one) {
     return std::any_of(one.missing.begin(), one.missing.end(),

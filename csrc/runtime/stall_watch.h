@@ -1,5 +1,5 @@
 // The stall watch: reports which operations wait, for which ranks, since when; and ends them if abort_seconds is set.
-// It checks ages only; what an operation waits for is found out when the operation is old.
+// It checks ages only; it looks up the missing ranks only for an old operation.
 #pragma once
 
 #include <map>
@@ -25,7 +25,7 @@ struct StallReport {
 class StallWatch {
  public:
   // What is new since the last look. Of the ranks that wait for the same operation, the lowest reports. For `stopped`
-  // seconds since the last look this process did not run: that is no waiting, since others may have been stopped too.
+  // seconds since the last look this process did not run: that is not waiting, since others may have been stopped too.
   std::vector<StallReport> look(Runtime& runtime, const StallLimits& limits, double stopped);
 
  private:

@@ -24,14 +24,14 @@ class ThreadCommands {
   // The thread ends, after it has done what the other ranks need.
   void leave(const std::string& reason);
   bool leaving() const { return leaving_.load(); }
-  // What leave() was told.
+  // The reason given to leave().
   std::string leave_reason();
   // The thread fails with this reason.
   void break_down(const Cause& reason);
   // The same, since a process of this world has died: the cause of all later failures.
   void lose(const Cause& reason);
   bool lost() const { return lost_.load(); }
-  // What break_down() or lose() was told; empty: nothing.
+  // The reason given to break_down() or lose(); empty: not called.
   Cause break_down_reason();
   // Several hosts: rank 0 is asked to end these operations, with these reasons.
   void give_up(const std::vector<std::pair<Key, Cause>>& operations);

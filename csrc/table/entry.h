@@ -1,4 +1,4 @@
-// One part of an operation in the table of a host, as it lies in shared memory: its state, and a record per rank.
+// The table's entry for one part of an operation, in shared memory: its state, and a record per rank.
 #pragma once
 
 #include <atomic>
@@ -13,10 +13,10 @@
 namespace mykv {
 
 // How often a rank came last to an operation, and how long the other ranks had waited for it. One object for each rank
-// lies in the host's shared memory, so that any rank of the host can tell who is slow without a message.
+// is in the host's shared memory, so every rank of the host knows the slow ranks without a message.
 
-// Written under the table's lock only, and read without it: so each number is right, and two numbers may be of
-// different moments.
+// Written under the table's lock, and read without it: each number is right, but two numbers may be from different
+// times.
 struct alignas(64) Lateness {
   struct Count {
     // `waited_ns`: the mean over the ranks that waited.
@@ -53,10 +53,10 @@ struct LateRank {
 
 // Longer texts are cut in messages, never in matching.
 constexpr size_t kNameBytes = 160;
-constexpr size_t kTextBytes = 376;    // a signature, or why a rank refused; a longer text lies in a LongText
-constexpr size_t kErrorBytes = 1088;  // a sentence with a name and two texts
+constexpr size_t kTextBytes = 376;    // a signature or the reason of a refusal; a longer text is in a LongText
+constexpr size_t kErrorBytes = 1088;  // a message with a name and two texts
 
-// A Cause in shared memory; all zero: none. A longer text is cut, and ranks from kMostRanks on are named by it alone.
+// A Cause in shared memory; all zero: none. A longer text is cut; ranks from kMostRanks on are only in the text.
 struct SharedCause {
   static constexpr size_t kMostRanks = 2048;
 
@@ -70,22 +70,22 @@ struct SharedCause {
   char text[kErrorBytes];
 };
 
-// A text in the segment. It stays as long as the part of its rank.
+// A text in the segment. It is valid as long as its rank's part.
 struct LongText {
   uint64_t at = 0;     // offset into the segment
   uint32_t bytes = 0;  // 0: there is none
 };
 
-// What one rank brought.
+// The contribution of one rank.
 struct alignas(64) RankRecord {
   uint64_t signature_hash;
   uint64_t slot;       // offset into the segment
-  uint64_t placement;  // by NCCL: digest of the devices that this rank brings
-  uint64_t launch;     // the number in this rank's launches, see LaunchOrder; 0: none yet
+  uint64_t placement;  // for NCCL: digest of this rank's devices
+  uint64_t launch;     // its number among this rank's launches, see LaunchOrder; 0: none yet
   Stamps stamps;       // for timelines; valid only if this rank has arrived
-  // The use of the entry at which this rank has arrived, so that a new use clears no records. See Entry::generation.
+  // The Entry::generation at which this rank has arrived: a new use of the entry need not clear records.
   std::atomic<uint32_t> arrived_in;
-  uint8_t refused;     // the text says why
+  uint8_t refused;     // `text` is the reason
   LongText long_text;  // the text, if `text` has only its beginning
   char text[kTextBytes];
 };
@@ -93,7 +93,7 @@ struct alignas(64) RankRecord {
 enum class State : uint8_t {
   gathering,  // some rank of this host has not arrived
   announced,  // all ranks of this host have arrived; the other hosts have not agreed yet
-  taken,      // as ready, but the rank that arrived last does all the work at once
+  taken,      // like ready, but the rank that arrived last does all the work at once
   ready,      // all ranks everywhere have arrived with the same operation
   done,       // the result, or `error`, is there
 };
@@ -116,7 +116,7 @@ struct Signatures {
 // Note [who may touch an entry when]. An entry lives from the first arrival of a rank to the last leave().
 //
 //   state      who writes                                          who reads
-//   free       the rank that makes the entry: every field, under   nobody
+//   free       the rank that makes the entry: every field, under   no rank
 //              the table's lock (make_entry)
 //   gathering  a rank that arrives, under the lock: its own        any rank, under the lock
 //              record, `arrived`, `signatures`, `arrivals`
@@ -151,7 +151,7 @@ struct alignas(64) Entry {
   Operation operation;
   std::atomic<uint32_t> next_chunk;
   std::atomic<uint32_t> done_chunks;
-  std::atomic<uint32_t> claimed;  // chunks that ranks had begun when the operation was stopped, or kNotStopped
+  std::atomic<uint32_t> claimed;  // chunks begun when the operation was stopped, or kNotStopped
   uint32_t chunks;
   char name[kNameBytes];
   SharedCause error;
@@ -161,7 +161,7 @@ struct alignas(64) Entry {
   bool has_arrived(size_t local_rank) const {
     return records()[local_rank].arrived_in.load(std::memory_order_acquire) == generation;
   }
-  // When a rank arrived, for timelines; 0: it has not, or no timeline wanted to know.
+  // When a rank arrived, for timelines; 0: it has not, or no timeline is on.
   int64_t arrival_stamp(size_t local_rank) const {
     return has_arrived(local_rank) ? records()[local_rank].stamps.get(Stamp::arrived) : 0;
   }

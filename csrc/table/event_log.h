@@ -15,7 +15,7 @@ struct TableEvent {
   uint32_t generation;
 };
 
-// One rank's view of the log. The log lies in shared memory and is zeroed at first.
+// One rank's view of the log. The log is in shared memory and is zeroed at first.
 class EventLog {
  public:
   static constexpr uint32_t kEvents = 1 << 18;  // a rank that lags further behind misses events

@@ -26,7 +26,7 @@ constexpr int64_t kCommitAgainNs = 100000000;      // after a lack of memory for
 constexpr int64_t kLaunchPatienceNs = 5000000000;  // for the launch order, which is locked for nanoseconds
 constexpr int64_t kLaunchWaitUs = 50;              // of it under the table's lock
 constexpr useconds_t kLaunchPauseUs = 1000;        // between two such waits: others take the table's lock meanwhile
-constexpr int64_t kLookUs = 1000000;               // most that a look waits for the table's lock
+constexpr int64_t kLookUs = 1000000;               // longest wait of a query for the table's lock
 constexpr int64_t kLookNs = 1000000000;            // between checks whether the lock's holder has died
 constexpr int64_t kBeatNs = 100000000;             // between heartbeats, at least
 constexpr int64_t kSilenceNs = 5000000000;         // several times the longest sleep of a rank's thread
@@ -287,8 +287,8 @@ Cause HostTable::disagreement(Entry& e) const {
   return {};
 }
 
-// Why an operation that waits for ranks or hosts cannot succeed, whoever comes; empty: nothing is known. It says more
-// than that a rank has left, which often leaves because of it.
+// Why an operation that waits for ranks or hosts cannot succeed, whichever rank arrives; empty: nothing is known. It
+// says more than that a rank has left, which often leaves because of it.
 Cause HostTable::known_error(Entry& e) const {
   if (e.state == State::gathering) return disagreement(e);
   return e.state == State::announced ? e.error.get() : Cause();

@@ -1,6 +1,6 @@
-// Where the ranks of a host meet: a table in the shared segment that says which rank has arrived at which operation
-// with what, and a log of the entries that became ready or are done. No rank waits for another rank in here; the rank
-// that arrives last, or finishes the last chunk, writes the log and rings the bells of the others.
+// The table in the shared segment: which rank of the host has arrived at which operation, with which memory; and a log
+// of entries that became ready or done. No rank waits for another rank here. The rank that arrives last, or finishes
+// the last chunk, writes the log and rings the other ranks' bells.
 //
 // See Note [who may touch an entry when] in entry.h.
 #pragma once
@@ -26,29 +26,29 @@ namespace testing {
 struct RuntimeAccess;
 }
 
-// Where an operation stands on one host.
+// The state of an operation on one host.
 struct OperationState {
   bool found = false;    // some rank of this host has arrived, and not all ranks have left
   bool waiting = false;  // this rank has arrived, and there is no result
   State state = State::gathering;
   std::vector<int> missing;  // local ranks that have not arrived
-  std::vector<int> through;  // local ranks that have arrived but do not wait: they have refused, or it has ended
+  std::vector<int> through;  // local ranks that arrived and do not wait: they refused, or it has ended
 };
 
 // Which entries of the table a part may take.
 enum class EntryQuota : uint8_t {
   now,     // any free entry
-  agreed,  // a later part, which all ranks will bring: as `ahead`, and a few entries kept for later parts
+  agreed,  // a later part, which all ranks will enter: as `ahead`, and a few reserved entries
   ahead,   // most of this rank's share of the table
 };
 
 struct ArriveResult {
   uint32_t entry = 0;
   uint32_t generation = 0;
-  bool table_full = false;     // or its share for this rank, or this rank is still in an entry of this key: try later
+  bool table_full = false;     // or this rank's share of it, or this rank is still in an entry of this key: try later
   bool needs_memory = false;   // table_full until memory is committed for more entries
-  bool launches_wait = false;  // last, but another rank keeps the order of launches
-  bool departed = false;       // a rank that is needed has left: there is no entry
+  bool launches_wait = false;  // last, but another rank holds the order of launches
+  bool departed = false;       // a needed rank has left: no entry was made
   bool last = false;           // this rank arrived last, and must do all the work
   bool failed = false;         // the entry is done already, with an error
 };
@@ -80,20 +80,20 @@ class HostTable {
     int32_t owner;
     uint64_t placement = 0;
     Key first = {};  // of the operation's first part
-    // Limits making an entry; a rank always joins an entry that another rank has made.
+    // Limits the making of entries; a rank always joins an entry of another rank.
     EntryQuota due = EntryQuota::now;
-    int64_t came = 0;  // when this rank came; now_ns()
+    int64_t came = 0;  // this rank's arrival; now_ns()
     bool ends_step = false;
     bool awaited = false;           // see Request::awaited
     bool first_of_several = false;  // the first part of an operation that has more
-    bool posting = false;           // a thread of the user, which must not wait for a rank that keeps the table locked
+    bool posting = false;           // a user's thread, which must not wait for a rank that holds the lock
   };
   // How many operations of a rank are due: the oldest, and those that it was asked for next. If all ranks are asked for
   // their operations in the same order, the oldest operation therefore always finds an entry. If the orders differ, it
   // does so if it is due on some rank of each host.
   uint64_t window() const { return window_; }
-  // Leaves this rank's record. `inline_limit`: an operation of at most so many bytes is not put into the log when it
-  // becomes ready: the rank that arrived last (ArriveResult::last) must do all the work and call finish_chunks().
+  // Leaves this rank's record. `inline_limit`: an operation of at most this size in bytes is not put into the log when
+  // it becomes ready: the rank that arrived last (ArriveResult::last) must do all the work and call finish_chunks().
   // `claim` is called with the result under the table's lock, before other ranks can see the arrival.
   template <class Claim>
   ArriveResult arrive(const Arriving& arriving, size_t inline_limit, Claim&& claim) {
@@ -131,7 +131,7 @@ class HostTable {
   // other ranks may still write chunks that they have begun, also into the memory of ranks that have left.
   void stop_chunks(uint32_t index);
   bool settled(uint32_t index);
-  // This rank's only chunk is finished, and the operation fails: every rank finds the error by itself.
+  // This rank's only chunk is finished, and the operation fails: each rank finds the error itself.
   void finish_refused(uint32_t index, const Cause& error);
   // This rank does not use the entry any more. Only the rank that leaves last takes the lock, to free the entry.
   void leave(uint32_t index);
@@ -199,7 +199,7 @@ class HostTable {
   LaunchOrder& launch_order() { return *launch_order_; }
   // Operations by NCCL get numbers from `order`; `ranks`: this host's ranks, as local ranks of the world.
   void order_launches(LaunchOrder& order, std::vector<int> ranks);
-  // This rank will not launch an entry at which it has arrived. Returns its number; 0: it has none, and gets none.
+  // Withdraws this rank's launch of an entry. Returns the number of the launch; 0: it has none, and gets none.
   uint64_t forgo_launch(uint32_t index);
   // This rank's number for an entry at which it has arrived, or 0; reads without the lock.
   uint64_t given_launch(uint32_t index);
@@ -249,7 +249,7 @@ class HostTable {
     RankRange some;            // these local ranks
   };
   static constexpr int64_t kProbeUs = 50000;  // most that a thread of the user waits before it takes the table's lock
-  // Calls run(rings) under the lock and returns its result. Rings the bells also where it throws. Throws TableLocked if
+  // Calls run(rings) under the lock and returns its result. Rings the bells even if it throws. Throws TableLocked if
   // a rank keeps the lock for `limit_us`; 0: waits.
   template <class Run>
   auto change(Run&& run, int64_t limit_us = 0) {
@@ -297,7 +297,7 @@ class HostTable {
   PaddedBell* bells_;
   Lateness* lateness_;
   LaunchOrder* launch_order_;             // in this table
-  LaunchOrder* used_launches_ = nullptr;  // null: no operation goes by NCCL
+  LaunchOrder* used_launches_ = nullptr;  // null: no operation uses NCCL
   std::vector<int> launching_ranks_;
   uint32_t* buckets_;
   char* entries_;

@@ -13,7 +13,7 @@
 
 namespace mykv {
 
-// Lies in the table of the world of a host; process sets use the same one.
+// It is in the table of the world of a host; process sets use the same object.
 class LaunchOrder {
  public:
   static size_t bytes(int local_size);

@@ -8,7 +8,7 @@ namespace mykv {
 // The compressors on numpy arrays, without ranks: for checks of parameters, tests and measurements.
 void bind_compressor(pybind11::module_& m);
 
-// What tests do to the core that is loaded: the module mykv_core of this process, not this module's copy of its code.
+// Access of tests to the loaded core: the module mykv_core of this process, not this module's copy of its code.
 // Imports mykv_core; throws ImportError if it was built from other sources, since its objects may look different then.
 void bind_live(pybind11::module_& m);
 

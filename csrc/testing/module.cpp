@@ -146,7 +146,7 @@ PYBIND11_MODULE(mykv_core_testing, m) {
       },
       py::arg("proc") = "/proc", "Bytes of memory that may still be taken, and what bounds them.");
   m.def("square_grid", &square_grid, py::arg("hosts"),
-        "The grid in which so many hosts exchange: for each row, the host that reduces each column.");
+        "The grid in which `hosts` hosts exchange: for each row, the host that reduces each column.");
   m.def(
       "sum_of_squares",
       [](const std::string& dtype, const py::array& values) {

@@ -9,7 +9,7 @@
 
 namespace mykv::testing {
 
-// Reads the bytes. What is malformed must be refused with Error, which is caught here, and what is accepted must have
+// Reads the bytes. Malformed input must raise Error, which is caught here, and accepted input must have
 // the properties that its users count on, or std::logic_error is thrown.
 using Parser = void (*)(const uint8_t* data, size_t bytes);
 

@@ -12,7 +12,7 @@
 
 namespace mykv {
 
-// The times of a rank's work on an operation. They lie in the shared table, so that the timeline of any rank of the
+// The times of a rank's work on an operation. They are in the shared table, so that the timeline of any rank of the
 // host can tell which rank was late and which rank reduced.
 
 enum class Stamp : uint8_t {

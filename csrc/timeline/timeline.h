@@ -34,7 +34,7 @@ class Timeline {
   // Whether operations that begin now are recorded. This check is the only cost while the timeline is off.
   static bool on() { return on_.load(std::memory_order_relaxed); }
   static bool marks_cycles() { return marks_cycles_.load(std::memory_order_relaxed); }
-  // The process's one timeline. It is made anew in a fork, whose parent's mutexes may be locked for good.
+  // The process's one timeline. It is made again in a fork, whose parent's mutexes may be locked forever.
   static Timeline& instance();
 
   // Throws Error if it is started already, or was in the process that this one is a fork of; returns an errno if the

@@ -27,7 +27,7 @@ struct GpuRoads {
 // Collective. Throws Error on all ranks when their settings differ, or when NCCL was asked for and cannot be used.
 GpuRoads find_gpu_roads(const World& world, const Settings& settings);
 
-// Whether all the memory lies on one GPU: otherwise a piece would need its counterpart on the same GPU of every rank.
+// Whether all the memory is on one GPU: otherwise a piece would need its counterpart on the same GPU of every rank.
 bool on_one_gpu(const DeviceMemory& devices);
 
 // Whether NCCL computes the same as the core's kernels: NCCL has no bool and no 16-bit integers, and scales no

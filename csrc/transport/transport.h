@@ -37,7 +37,7 @@ struct LocalShare {
 class Transport {
  public:
   virtual ~Transport() = default;
-  // The local rank that does all the work of an operation, or kAnybody. The owner's share need not lie in a slot.
+  // The local rank that does all the work of an operation, or kAnybody. The owner's share need not be in a slot.
   // `number` counts operations in the order in which most ranks will send them, so that owners can take turns.
   virtual int32_t owner(const Operation& operation, uint64_t number) const = 0;
   // Whether the other ranks copy the result of a broadcast from the root's slot, and so have no slots.
@@ -47,7 +47,7 @@ class Transport {
   virtual uint32_t pieces(const Operation& operation) const = 0;
   // How many sequence numbers an operation takes in the order that hosts agree on.
   virtual uint32_t sequence_numbers(const Operation& operation) const = 0;
-  // The rank that arrives last may do an operation of at most so many bytes by run_whole().
+  // The rank that arrives last may do an operation of at most this size in bytes by run_whole().
   virtual size_t inline_limit() const = 0;
   // Does all the work of such an operation, on any thread of that rank.
   virtual void run_whole(uint32_t entry) const = 0;

@@ -48,7 +48,7 @@ bool readable(int fd, int ms) {
   return n == 1;
 }
 
-// A message of one byte with room for one descriptor beside it.
+// A message of one byte with room for one descriptor.
 struct DescriptorMessage {
   DescriptorMessage() {
     message.msg_iov = &data;

@@ -41,9 +41,9 @@ struct WorldOptions {
   int virtual_hosts = 1;
   // Names and versions that must be the same on all ranks; compared before anything else is exchanged.
   std::vector<std::pair<std::string, std::string>> versions;
-  // What messages call the ranks, if this is a part of a larger world; empty: their ranks.
+  // The ranks' numbers in messages, if this is a part of a larger world; empty: their ranks.
   std::vector<int> labels;
-  // Entries of a host's table: at most so many parts are under way on the host; more wait in their own rank.
+  // Entries of a host's table: at most this number of parts is under way on the host; more wait in their own rank.
   size_t table_capacity = kEntries;
   // Address space, in bytes, that one host's segment may take.
   size_t most_address_space = size_t{1} << 43;  // 8 TiB of the 128 TiB that x86-64 processes have

@@ -53,7 +53,7 @@ def send(
         kvstore_plugin is not initialized.
     MXNetError
         At the result (with NaiveEngine here): the recv has another shape or dtype, or is inside autograd.record() while
-        the send is not; the other rank has failed, or has not come before the time limit.
+        the send is not; the other rank has failed, or has not arrived before the time limit.
 
     Examples
     --------

@@ -27,5 +27,5 @@ def _deleter(original: Any) -> Any:
     core = core_loader.load()
     atexit.register(core.keep_returned_memory)
     function = type(original)(core.deleter_of_views())
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))  # for good
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))  # forever
     return function

@@ -61,7 +61,7 @@ def record(inputs: Sequence[NDArray], outputs: Sequence[NDArray], backward: Back
     """
     forks.wait_before_forks()
     # Otherwise the operator would write the gradient that is attached to the input, and hold it until the other ranks
-    # have come: a deadlock if their backward passes run in another order.
+    # have arrived: a deadlock if their backward passes run in another order.
     with mx.util.np_shape(True):
         inputs = [one if one.grad is None else one.reshape(one.shape) for one in inputs]
     key = next(_keys)

@@ -215,7 +215,7 @@ def _refuse(process_set: Any, name: str, reason: str) -> None:
 
 
 def _missing(turn: Any) -> set[int]:
-    """The ranks that have not come to the call."""
+    """The ranks that have not reached the call."""
     missing = [set(one[2]) for one in turn.core.waiting(turn.name)]
     return set.intersection(*missing) if missing else set()
 

@@ -171,7 +171,7 @@ class Turn:
         Raises
         ------
         MXNetError
-            A rank is in another call that waits or in a step, has refused, has not come in time, or is gone.
+            A rank is in another call that waits or in a step, has refused, has not arrived in time, or is gone.
         """
         deadlock_check.waits(self)
         rows = np.zeros((self.core.size(), len(numbers)), dtype=np.int64)

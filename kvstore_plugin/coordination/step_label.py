@@ -83,7 +83,7 @@ def value_of(factor: float | NDArray) -> float:
 
 
 def learning_rate_of(optimizer: Any) -> float | None:
-    """The learning rate of an optimizer; None where it follows a schedule or is no number. Waits for an NDArray."""
+    """The learning rate of an optimizer; None where it follows a schedule or is not a number. Waits for an NDArray."""
     if optimizer.lr_scheduler is not None:
         return None
     rate = optimizer.lr

@@ -100,7 +100,7 @@ class Members:
         Raises
         ------
         RuntimeError
-            A new worker has not come in time, or workers were replaced too often without a commit.
+            A new worker has not arrived in time, or workers were replaced too often without a commit.
         """
         if not is_new:
             _, comm = all_agree(comm, True)

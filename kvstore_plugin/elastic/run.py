@@ -82,7 +82,7 @@ def run_elastic(
         With `respawn`: pickle does not take a value of the ElasticState, or a setting of an optimizer.
     RuntimeError
         A worker was lost before the first commit, or states of the optimizer were lost with it (`ElasticState`). With
-        `respawn`: the job cannot start new workers, a new worker has not come here in time (MYKV_RESPAWN_WAIT_S), or
+        `respawn`: the job cannot start new workers, a new worker has not arrived in time (MYKV_RESPAWN_WAIT_S), or
         workers died several times without a commit in between.
 
     Examples

@@ -357,7 +357,7 @@ class DenseReducer(SharedReducer):
         self._refuse_comparison_of(reason)
 
     def _look_again(self) -> None:
-        """Read the gradient arrays anew. If their layout has changed, the ranks agree on operations again."""
+        """Read the gradient arrays again. If their layout has changed, the ranks agree on operations again."""
         self._check_values()
         active = [slot for slot in self._slots if slot.parameter._grad is not None]
         try:
@@ -459,7 +459,7 @@ def _counted(operations: Sequence[Operation], only_fresh: bool) -> list[Paramete
 
 
 def _clear_errors(parameters: Sequence[Parameter]) -> None:
-    """Read the gradients: an error that nobody reads would stay in them, and fail all later sums."""
+    """Read the gradients: an unread error would stay in them, and fail all later sums."""
     for parameter in parameters:
         for gradient in parameter._grad or ():
             with contextlib.suppress(MXNetError):

@@ -2,7 +2,7 @@
 
 The mean over the workers of a gradient that all of them have is that gradient again. So the first worker compares some
 elements of its gradients before and after the sums of one step. It does so in its second step, in which all workers
-have the same weights, also where the first step has broadcast them. It copies these elements behind backward and behind
+have the same weights, even if the first step has broadcast them. It copies these elements behind backward and behind
 the sums, in MXNet's engine, and looks at the copies in a later step, when the core has counted more steps: so no step
 waits for it. It reads the memory of the copies and never waits for them, since a wait would take an error from the
 arrays that share it.

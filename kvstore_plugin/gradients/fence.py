@@ -75,7 +75,7 @@ class Fence:
             self._fence.push(self.ends_step, broken)
 
     def _look_again(self, also: Sequence[NDArray]) -> None:
-        """Make the operation anew if the parameters have other arrays."""
+        """Make the operation again if the parameters have other arrays."""
         if self._engine_blocks:
             return
         seen = [*map(_data_of, self._parameters), *map(_grad_of, self._parameters), *also]

@@ -20,7 +20,7 @@ class WrongParameters(TypeError, ValueError):
 
 
 def described(name: str, value: Any) -> str:
-    """A Parameter or an array, by its name on all ranks and its name in this process, to begin a sentence."""
+    """A Parameter or an array, by its name on all ranks and its name in this process, to begin a message."""
     own = getattr(value, "name", name)
     # Where ranks count parameters, the name is 'parameter 3'.
     start = "" if name.startswith("parameter ") else "parameter "
@@ -28,7 +28,7 @@ def described(name: str, value: Any) -> str:
 
 
 def described_within(name: str, value: Any) -> str:
-    """As `described`, for the middle of a sentence."""
+    """As `described`, for the middle of a message."""
     text = described(name, value)
     return text[0].lower() + text[1:]
 

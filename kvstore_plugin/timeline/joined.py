@@ -50,7 +50,7 @@ def by_key(recording: Recording) -> dict[Key, Call]:
 def clock_shifts(recordings: list[Recording]) -> list[int]:
     """Nanoseconds that each file's times are moved by, so that all count from the first file's zero.
 
-    The clocks of hosts differ. An allreduce ends on no rank before all ranks have come to it, which bounds the
+    The clocks of hosts differ. An allreduce ends on no rank before all ranks have reached it, which bounds the
     difference from both sides. The clocks are believed as long as they keep the bounds, else the middle is taken.
     """
     reference = by_key(recordings[0])

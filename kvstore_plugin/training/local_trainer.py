@@ -393,7 +393,7 @@ class LocalTrainer(DistributedTrainer):
             self.synchronize()
 
     def _meet_again(self) -> None:
-        """As for DistributedTrainer. Local steps begin anew, with the velocities of `_restore_arrays`."""
+        """As for DistributedTrainer. Local steps begin again, with the velocities of `_restore_arrays`."""
         self._outer = None
         self._steps_since = 0
         if not self._reducers_together():  # local steps had begun; the warm-up may come again

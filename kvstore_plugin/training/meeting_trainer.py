@@ -280,7 +280,7 @@ class MeetingTrainer(gluon.Trainer):
         self._meeting = (scopes, how._replace(bucket_bytes=bucket_bytes), lines)
 
     def _more_arrays(self) -> dict[str, NDArray]:
-        """Arrays beside weights and the optimizer's states that a commit of an ElasticState keeps."""
+        """Arrays in addition to weights and the optimizer's states that a commit of an ElasticState keeps."""
         return {}
 
     def _restore_arrays(self, kept: Mapping[str, NDArray]) -> None:

@@ -64,7 +64,7 @@ class DistributedSampler(gluon.data.Sampler):
     """
 
     # Not attributes of __init__(): samplers of older pickles lack them.
-    _was_used = False  # an iteration has come to its end since the last set_epoch()
+    _was_used = False  # an iteration has reached its end since the last set_epoch()
     _is_told = False
 
     def __init__(

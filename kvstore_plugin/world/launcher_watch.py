@@ -1,8 +1,8 @@
 """Ends this worker when its launcher has ended before it: killed, or lost with the terminal.
 
 The launcher, such as Open MPI's prterun or Hydra's proxy, ends the workers of its host when the job ends. If the
-launcher itself is killed, its workers would train on, and nobody would read what they write. A thread waits for the end
-of the launcher's process, by a pidfd. PR_SET_PDEATHSIG would not do: that signal comes when the thread ends that has
+launcher itself is killed, its workers would train on, without a reader of their output. A thread waits for the end of
+the launcher's process, by a pidfd. PR_SET_PDEATHSIG would not do: that signal comes when the thread ends that has
 started this process, and launchers may start workers from threads of their own.
 """
 

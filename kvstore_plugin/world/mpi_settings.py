@@ -67,8 +67,8 @@ def apply(environment: MutableMapping[str, str] = os.environ) -> None:
 def without_files(library: str, environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
     """Initialize MPI inside: without a launcher Open MPI makes no files in /dev/shm.
 
-    mpirun removes the files of its processes. Nobody removes those of a process without a launcher. It has no others to
-    share memory with; processes that it spawns reach it by TCP.
+    mpirun removes the files of its processes. Those of a process without a launcher stay. It has no others to share
+    memory with; processes that it spawns reach it by TCP.
     """
     name, version = launch_checks.parse_version(library)
     makes_files = name == "Open MPI" and int(version or 0) >= _FIRST_WITH_FILES

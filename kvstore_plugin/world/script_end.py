@@ -41,7 +41,7 @@ class End(NamedTuple):
     follows: bool = False  # the exception came from another rank, which has failed before
 
 
-_failure: End | None = None  # an exception that nobody has caught
+_failure: End | None = None  # an uncaught exception
 _exit: End | None = None  # sys.exit() with a status other than 0
 _is_forked = False
 _hooks: _Hooks | None = None  # once there are any
@@ -149,7 +149,7 @@ def _noting_exception(previous: Any) -> Any:
                 )
             else:
                 previous(kind, value, traceback)
-        finally:  # also where that fails, for lack of memory or in a hook of the program
+        finally:  # even where that fails, for lack of memory or in a hook of the program
             _note_failure(kind, value)
 
     excepthook._is_of_mykv = True  # type: ignore[attr-defined]

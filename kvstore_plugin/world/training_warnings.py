@@ -1,6 +1,6 @@
 """Warnings that decide whether the training is right: they reach the terminal even if logging goes to a file alone.
 
-Scripts often send the root logger to a file, and nobody reads the file while the job trains wrongly.
+Scripts often send the root logger to a file, and users do not read the file while the job trains wrongly.
 """
 
 from __future__ import annotations

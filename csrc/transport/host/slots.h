@@ -1,4 +1,4 @@
-// Arithmetic on the slots of a host: each rank's share of an operation lies in a slot of the shared segment.
+// Arithmetic on the slots of a host: each rank's share of an operation is in a slot of the shared segment.
 #pragma once
 
 #include <algorithm>

@@ -14,13 +14,13 @@ class Chunk {
 
   // Call it once, before the first step().
   void begin();
-  // Does one piece of work; false if none is due. Without `spreading_too` it does only work that other hosts wait for.
+  // Does one step of work; false if none is due. Without `spreading_too` only work that other hosts wait for.
   bool step(bool spreading_too);
   bool finished() const { return phase_ == Phase::finished; }
   SliceExchange& exchange() const { return exchange_; }
-  // About the staging memory that this chunk takes.
+  // Estimate of the chunk's staging memory in bytes.
   size_t bytes() const { return (end_ - begin_) * item_size(exchange_.sum_type(me())); }
-  // Gives its staging memory back; no message may be under way any more.
+  // Releases the staging memory. No message may be under way.
   void release();
 
  private:
@@ -66,7 +66,7 @@ class Chunk {
   const char* own(size_t element) const;
   size_t sum_bytes(const Share& values, size_t host) const;
   char* staged(size_t bytes);
-  // `owner`: of the column that the values are in.
+  // `owner`: owner of the values' column.
   WireFormat::EncodeArguments encode_arguments(const Share& values, SliceExchange::Leg leg, size_t owner) const;
   bool is_turn() const;
   void end_turn() const;

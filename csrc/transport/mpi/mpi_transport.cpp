@@ -13,15 +13,15 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kMostChunks = 256;       // under way at once, since each is polled
-constexpr int64_t kHearNs = 10000000;     // between looks for notices while messages come, at most
+constexpr size_t kMostChunks = 256;       // polled at the same time
+constexpr int64_t kHearNs = 10000000;     // longest interval between looks for notices while messages arrive
 constexpr int64_t kAwayNs = 500000000;    // a longer gap between two looks means that this process was stopped
-constexpr int64_t kListenNs = 100000000;  // then it only looks for notices for so long
-// Rank 0 receives the values of a carried operation from each host, or from as many as the fan-out, and sends as many
-// results. From about these bytes on that takes longer than two more messages in a row.
+constexpr int64_t kListenNs = 100000000;  // after that it only looks for notices, for this time
+// Most bytes of an operation whose values travel in the agreement's messages: of one host, and of all hosts (or of the
+// fan-out) together. For more bytes two further messages in a row are faster.
 constexpr size_t kCarriedBytes = 16 << 10;
 constexpr size_t kAllCarriedBytes = 32 << 10;
-constexpr int kLooks = 16;  // in one call: each look moves a few messages
+constexpr int kLooks = 16;  // looks in one call; each advances a few messages
 
 }  // namespace
 

@@ -66,7 +66,7 @@ class WireFormat {
         result_travels_(operation.kind == Kind::allreduce),
         result_unit_(std::fabs(operation.scale) * static_cast<double>(hosts)) {}
 
-  // Whether values travel as they lie in memory, without encoding.
+  // Whether values travel as they are in memory, without encoding.
   bool plain() const { return wire_ == dtype_ && compression_ == nullptr; }
   // Whether values that were encoded together can be decoded in pieces.
   bool divisible() const { return compression_ == nullptr; }

@@ -96,8 +96,8 @@ class Launch {
   std::vector<std::shared_ptr<const gpu::Event>> ends_;
 };
 
-// Reserves the memory that a request needs on this rank's GPUs beside its arrays, as far as that is known before the
-// other ranks have arrived. Throws Error if a GPU has no memory left.
+// Reserves the memory that a request needs on this rank's GPUs in addition to its arrays, as far as that is known
+// before the other ranks have arrived. Throws Error if a GPU has no memory left.
 void reserve_scratch(const Request& request, const Placement& placement, int rank, Launcher& launcher);
 
 }  // namespace mykv

@@ -36,8 +36,8 @@ def run(
 ):
     """Call a function in several workers: `mykv.run` with the arguments of horovod.run.
 
-    What chooses how Horovod works inside has no effect: `reset_limit`, `cooldown_range`, `start_timeout`,
-    `disable_cache`, `use_gloo` and `use_mpi`. What would add workers is an error with mykvrun's words.
+    Arguments that choose how Horovod works inside have no effect: `reset_limit`, `cooldown_range`, `start_timeout`,
+    `disable_cache`, `use_gloo` and `use_mpi`. Arguments that would add workers raise mykvrun's error.
     """
     if executable not in (None, sys.executable):
         raise ValueError(
