@@ -1,6 +1,7 @@
 """What is left out of the workers' and the launcher's messages, so that the first failure is seen.
 
-A traceback that several workers write is shown once, with one line for each other worker; so is a warning of mykv. The
+A traceback that several workers write is shown once, with one line for each other worker; so is a warning of mykv. A
+worker whose error tells of another worker gets one line too, if a traceback of another worker was shown before. The
 texts by which launchers tell of a failure are left out, since mykvrun names the worker that failed.
 """
 
@@ -16,6 +17,10 @@ _TRACEBACK = re.compile(rb"(?:  [+|] )*(?:Exception Group )?Traceback \(most rec
 _CHAIN = re.compile(rb"(?:During handling of the above exception|The above exception was the direct cause)")
 _RANK = re.compile(rb"\brank [0-9]+|\b0x[0-9a-f]+")  # what differs between the workers' tracebacks
 _WARNING = re.compile(rb"mykv on rank [0-9]+: (?P<text>.+)")
+# An error of mykv that tells of other workers: mostly a consequence of what these do.
+_OF_OTHERS = re.compile(rb"[\w.]*(?:MXNetError|WorkersLost): .*\branks? [0-9]+")
+_FRAME = re.compile(rb'\s+File "(?P<path>[^"]+)", line (?P<line>[0-9]+)')
+_LIBRARIES = re.compile(rb"/site-packages/|/kvstore_plugin/|<frozen ")
 _MOST_HELD = 400  # lines
 _MOST_LETTERS = 200
 
@@ -93,7 +98,11 @@ class Digest:
                 yield rank, line
 
     def _without_repetitions(self, rank: int | None, line: bytes) -> Iterator[Line]:
-        if rank is None:
+        warning = None if rank is None else _WARNING.search(line)
+        if warning is not None:  # another thread may write it amid a traceback
+            if self._warned.setdefault(warning["text"].strip(), rank) == rank:
+                yield rank, line
+        elif rank is None:
             yield rank, line
         elif rank in self._held:
             yield from self._after_held(rank, line)
@@ -111,9 +120,7 @@ class Digest:
                 self._held[rank] = [line]
                 return
             self._begin(rank, line)
-        warning = _WARNING.search(line)
-        if warning is None or self._warned.setdefault(warning["text"].strip(), rank) == rank:
-            yield rank, line
+        yield rank, line
 
     def _begin(self, rank: int, line: bytes) -> None:
         self._open[rank] = _Seen(rank, [_compared(line)])
@@ -126,7 +133,7 @@ class Digest:
             yield from self._without_repetitions(rank, line)
             return
         held.append(line)
-        if not self._begins_as_another(held) or len(held) > _MOST_HELD:
+        if not (self._begins_as_another(held) or _may_tell_of_others(held)) or len(held) > _MOST_HELD:
             yield from self._released(rank)
 
     def _begins_as_another(self, held: list[bytes]) -> bool:
@@ -135,22 +142,41 @@ class Digest:
         return any(seen.lines[: len(lines)] == lines[: len(seen.lines)] for seen in self._seen)
 
     def _released(self, rank: int) -> Iterator[Line]:
-        """A held traceback: one line where it is the same as another one, else all of it."""
+        """A held traceback: one line where it is the same as another or tells of other workers, else all of it."""
         held = self._held.pop(rank)
         lines = [_compared(line) for line in held]
         same = next((seen for seen in reversed(self._seen) if seen.lines == lines), None)
-        if same is None:
+        exceptions = _exceptions(held)
+        text = (exceptions or [b""])[-1].strip()[:_MOST_LETTERS].decode(errors="ignore").encode()
+        if same is not None:
+            yield None, b"mykvrun: rank %d has written the same traceback as rank %d: %s\n" % (rank, same.rank, text)
+        elif exceptions and _may_tell_of_others(held):
+            yield None, b"mykvrun: rank %d has failed too%s: %s\n" % (rank, _place(held), text)
+        else:
             self._begin(rank, held[0])
             self._open[rank].lines[:] = lines
             yield from ((rank, line) for line in held)
-            return
-        exception = next((line for line in reversed(held) if line[:1] not in b" \t\r\n"), b"")
-        text = exception.strip()[:_MOST_LETTERS].decode(errors="ignore").encode()
-        yield None, b"mykvrun: rank %d has written the same traceback as rank %d: %s\n" % (rank, same.rank, text)
 
 
 def _compared(line: bytes) -> bytes:
     return _RANK.sub(b"rank", line.rstrip())
+
+
+def _exceptions(lines: list[bytes]) -> list[bytes]:
+    """The lines of a traceback, and of those that it is chained to, that name exceptions."""
+    texts = [line for line in lines if line[:1] not in b" \t\r\n"]
+    return [line for line in texts if not _TRACEBACK.fullmatch(line) and not _CHAIN.match(line)]
+
+
+def _may_tell_of_others(lines: list[bytes]) -> bool:
+    """Whether all exceptions of a traceback, which may not be complete, are errors of mykv about other workers."""
+    return all(map(_OF_OTHERS.match, _exceptions(lines)))
+
+
+def _place(lines: list[bytes]) -> bytes:
+    """The innermost line of the program in a traceback, as " at train.py:7"."""
+    frames = [frame for frame in map(_FRAME.match, lines) if frame and not _LIBRARIES.search(frame["path"])]
+    return b" at %s:%s" % (frames[-1]["path"].rpartition(b"/")[2], frames[-1]["line"]) if frames else b""
 
 
 def goes_on(lines: list[bytes], line: bytes) -> bool:

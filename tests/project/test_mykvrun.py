@@ -132,6 +132,35 @@ def test_the_worker_that_failed_is_named_with_its_last_lines(tmp_path, script):
     assert stderr.count("\nValueError: this worker is broken") == 1  # the traceback; mykvrun also names it
 
 
+_FEWER_BATCHES = """
+import kvstore_plugin as mykv
+import mxnet as mx
+from mxnet import autograd, gluon
+
+mykv.init()
+net = gluon.nn.Dense(2, in_units=3)
+net.initialize()
+trainer = mykv.DistributedTrainer(net.collect_params(), "sgd")
+for batch in range(6 - 2 * mykv.rank()):  # the last loss of rank 0 depends on a step that rank 1 leaves out
+    with autograd.record():
+        loss = net(mx.nd.ones((4, 3))).sum()
+    loss.backward()
+    trainer.step(4)
+print(mykv.allreduce(loss, name="loss").asscalar())
+"""
+
+
+def test_fewer_batches_on_one_worker_print_one_traceback_and_both_halves(tmp_path):
+    (tmp_path / "train.py").write_text(_FEWER_BATCHES)
+    code, _, stderr = _run(tmp_path, "-n", "2", str(tmp_path / "train.py"))
+    assert code == 1, stderr
+    assert "rank 0 waits in step() of trainer0 for rank 1" in stderr, stderr
+    assert "rank 1 waits in the operation 'loss' for rank 0" in stderr, stderr
+    if launcher.is_open_mpi():
+        assert len(stderr.splitlines()) <= 18, stderr  # a traceback, and a line each for the other worker and mykvrun
+        assert stderr.count("Traceback (most recent call last)") == 1, stderr
+
+
 _NOTED = """
 import pathlib, sys, time
 from mykvrun import worker_notes
@@ -412,6 +441,25 @@ def test_a_traceback_of_several_workers_is_shown_once_and_each_other_worker_with
     said = "mykvrun: rank {0} has written the same traceback as rank 0: ValueError: rank {0} is broken"
     assert shown[len(text) :] == [said.format(1), "and goes on", said.format(2)]
     assert len(_shown(*_mixed(*texts), shows_all=True)) == 3 * len(text)
+
+
+def test_a_worker_whose_error_tells_of_another_worker_gets_one_line():
+    text = [b"mxnet.base.MXNetError: mykv: x: rank 1 ended with KeyError: 'label'"]
+    frames = [b'  File "/v/site-packages/mxnet/base.py", line 246, in check_call', b"    raise get_last_ffi_error()"]
+    first = [*_TRACEBACK, b"KeyError: 'label'"]
+    shown = _shown(*((1, line) for line in first), *((0, line) for line in [*_TRACEBACK, *frames, *text]))
+    said = f"mykvrun: rank 0 has failed too at x.py:3: {text[0].decode()}"
+    assert shown == [*(line.decode() for line in first), said]
+    # Not where the worker has an error of its own, or is the first.
+    own = [*_CHAINED, *_TRACEBACK, *text]
+    assert len(_shown(*((1, line) for line in first), *((0, line) for line in own))) == len(first) + len(own)
+    assert len(_shown(*((0, line) for line in [*_TRACEBACK, *text]))) == len(_TRACEBACK) + 1
+
+
+def test_a_warning_amid_a_traceback_belongs_to_no_traceback():
+    warned = [(rank, b"WARNING:kvstore_plugin:mykv on rank %d: the same" % rank) for rank in (0, 1)]
+    lines = [*((1, line) for line in _TRACEBACK), *warned, (1, b"KeyError: 1"), (1, b"a")]
+    assert _shown(*lines) == [line.decode() for _, line in [*lines[:4], *lines[5:]]]
 
 
 def test_tracebacks_that_differ_are_shown_whole():
