@@ -35,7 +35,7 @@ _NEVER_HELD = ("sentinel: unequal to every `_data`",)
 class MeetingTrainer(gluon.Trainer):
     """A gluon.Trainer without a store that knows its workers, and the devices of its parameters.
 
-    `DistributedTrainer` adds steps.
+    `SteppingTrainer` adds steps.
     """
 
     def _begin(self, options: TrainerOptions) -> None:

@@ -23,7 +23,7 @@ NOT_PLANTED = [
     "csrc/testing/*.cpp",
 ]
 PYTHON = {
-    "kvstore_plugin/training/trainer.py": [
+    "kvstore_plugin/training/stepping_trainer.py": [
         "updates_left_out",
         "trainer",
         "trainer_options",
@@ -256,6 +256,7 @@ PYTHON = {
     "kvstore_plugin/training/statistics.py": ["statistics"],
     "kvstore_plugin/training/statistics_callbacks.py": ["statistics"],
     "kvstore_plugin/training/statistics_report.py": ["statistics"],
+    "kvstore_plugin/training/trainer.py": ["trainer", "trainer_options", "state_file", "join", "mistakes"],
     "kvstore_plugin/training/trainer_options.py": ["trainer_options", "trainer", "bad_input"],
     "kvstore_plugin/world/capabilities.py": ["process", "hosts"],
     "kvstore_plugin/world/core.py": ["launch_checks", "abi"],

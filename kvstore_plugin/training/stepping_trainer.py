@@ -1,0 +1,329 @@
+"""A step of a DistributedTrainer: its sequence, what it counts, and what the other workers learn if it fails here."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+from ..compat import errors, patches
+from ..compat.mxnet import MXNetError
+from ..coordination import deadlock_check, step_label
+from ..gradients import step_guard
+from ..gradients.reducer import UPDATE_REFUSED, Comparing, Reducer, SharedReducer
+from ..gradients.step_guard import StepGuard
+from ..integrations import amp
+from ..nn import sync_batch_norm
+from ..parameters import broadcast, load_tracking, trainer_state
+from ..sharded_optimizer import traits
+from ..world import process
+from .meeting_trainer import MeetingTrainer
+
+
+class SteppingTrainer(MeetingTrainer):
+    """A trainer that knows its workers, and makes steps with them.
+
+    `DistributedTrainer` adds what a program gives it, the two calls that a step consists of, and files of states.
+    """
+
+    def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
+        """Average the gradients over the workers and update the parameters.
+
+        Returns at once, unless there are row_sparse gradients: then it waits until all workers have computed their
+        gradients.
+
+        Parameters
+        ----------
+        batch_size : number or NDArray
+            Size of this worker's batch, of all its devices together; gradients are divided by it. It must be the same
+            on all workers. Different sizes are an error, since the weights would drift apart. An NDArray of one element
+            is waited for.
+        ignore_stale_grad : bool, optional
+            A worker whose backward has not used a parameter contributes zeros. All workers update the parameter if some
+            worker has used it, and no worker updates it otherwise. This waits for the other workers.
+
+        Raises
+        ------
+        UserWarning
+            A parameter was not used since the last step, and `ignore_stale_grad` is not set. The other workers get an
+            MXNetError.
+        MXNetError
+            A parameter has no values yet, here or on another worker; or the workers' steps differ, for example in batch
+            size or learning rate. The error is mostly raised where the parameters are read. The parameters are then
+            unchanged on all workers, and all workers have counted one more update.
+
+        Examples
+        --------
+        >>> with autograd.record():
+        ...     loss = loss_of(net(images), labels)
+        >>> loss.backward()
+        >>> trainer.step(len(images))
+        """
+        errors.check()
+        if self._generation != process.generation:
+            self._resume()
+        factor, ignore_stale = self._checked("step", batch_size, ignore_stale_grad)
+        if self._join is not None:
+            self._join.take_part(self, "step", factor, ignore_stale)
+        else:
+            self._step(factor, ignore_stale)
+
+    def _step(self, factor: float, ignore_stale: bool) -> None:
+        """A step from the first refusal to the last count: gradients are multiplied by `factor` in the update."""
+        if self._awaits_update:
+            self._settle()
+        with self._guard():
+            if not ignore_stale:
+                step_guard.check_fresh(self._params, self._refuse)
+            self._check_and_rescale_grad(factor)
+            self._begun = self._label(factor), ignore_stale
+            try:  # subclasses override the two methods, as those of gluon.Trainer
+                self._allreduce_grads()
+                self._update(ignore_stale)
+            finally:
+                self._begun = None
+
+    def _guard(self) -> StepGuard:
+        return StepGuard(self, self._gradients, functools.partial(self._end_failed, self._steps))
+
+    def _end_failed(self, steps: int, error: BaseException) -> None:
+        """After a step or an update that has failed here: refuse what the other workers await. `steps` before it."""
+        if self._clipping is not None:
+            self._clipping.refuse(f"the step was interrupted on that rank: {error}")
+        if self._steps == steps and any(one.has_begun() for one in self._gradients):
+            self._count_step(f"the step has failed on that rank: {error}")
+
+    def _checked(self, method: str, batch_size: Any, ignore_stale: Any) -> tuple[float, bool]:
+        """The factor of the gradients, and the flag; the other workers' call fails if an argument cannot be used."""
+        what = "batch size"
+        try:
+            factor = step_label.of_batch(self._scale, batch_size)
+            what = "ignore_stale_grad"
+            return factor, bool(ignore_stale)
+        except Exception as error:
+            if self._join is not None:  # which has told the other workers nothing yet
+                raise
+            if method == "step" and self._awaits_update:
+                self._settle()
+            with self._guard():
+                refuse = self._refuse if method == "step" else self._refuse_comparison
+                refuse(f"its {what} cannot be used: {error}")
+                raise
+
+    def _settle(self) -> None:
+        """After an allreduce_grads() without an update(): count an update if the other workers have made it.
+
+        All workers may have left it out, for example to accumulate gradients or to skip a step that has overflowed.
+        Then nothing is counted.
+        """
+        self._awaits_update = self._is_counted = False
+        due = [gradients for gradients in self._gradients if gradients.is_due]
+        left_out = [gradients.is_left_out_by_all() for gradients in due]  # asks all of them, also after a no
+        if not all(left_out):
+            trainer_state.count_update(self)
+            self._count_step("update() was not called on that rank after allreduce_grads()")
+
+    def _label(self, factor: float, what: str = "a step") -> str:
+        """The label of a step's operations, which must be equal on all workers; see coordination/step_label.py."""
+        try:
+            rate = step_label.learning_rate_of(self._optimizer)
+            state = (factor, step_label.scale_of(self), rate, what, traits.progress_of(self._optimizer))
+        except Exception as error:
+            refuse = self._refuse if what == "a step" else self._refuse_comparison
+            refuse(f"its learning rate or scale cannot be used: {error}")
+            raise
+        if state != self._labelled[0]:
+            self._labelled = (state, step_label.label(*state))
+        return self._labelled[1]
+
+    def _check_reduced(self) -> None:
+        """Raise an error in an update after an allreduce_grads() that has failed here and was counted."""
+        if self._is_counted:
+            self._is_counted = False
+            raise MXNetError(UPDATE_REFUSED)
+
+    def _compare(self, factor: float, ignore_stale_grad: bool) -> None:
+        """Compare an update outside of step() with those of the other workers."""
+        self._ignores_stale = ignore_stale_grad
+        if not ignore_stale_grad:
+            step_guard.check_fresh(self._params, self._refuse_comparison)
+        label = self._label(factor, "an update")
+        if self._clipping is not None:
+            self._clipping.begin(self._freshness_is_shared, label, carries=False)
+        self._for_each(lambda one: one.compare(label), lambda one, reason: one.refuse_comparison(reason))
+        self._awaits_update = False
+        if ignore_stale_grad and not self._freshness_is_shared:
+            for gradients in self._gradients:
+                gradients.share_freshness()
+
+    def _for_each(self, call: Callable[[Reducer], None], refuse: Callable[[Reducer, str], None]) -> None:
+        """Call all reducers; after an exception refuse the call of the later reducers, so that no worker waits."""
+        for number, gradients in enumerate(self._gradients):
+            try:
+                call(gradients)
+            except BaseException as error:
+                for later in self._gradients[number + 1 :]:
+                    refuse(later, str(error))
+                raise
+
+    def _check_and_rescale_grad(self, scale: float) -> None:
+        """Let updates multiply gradients by `scale`; with `sums_of_means` also by the factor from sum to mean."""
+        workers = self._company.process_set
+        if self._options.sums_of_means and workers.included():
+            scale *= self._options.predivide / workers.size()
+        self._optimizer.rescale_grad = scale  # MXNet's own method does nothing else for a trainer without a store
+
+    def _refuse(self, reason: str) -> None:
+        """Refuse a step of the other workers."""
+        for gradients in self._gradients:
+            gradients.refuse(reason)
+        sync_batch_norm.end_step(self._params)
+
+    def _awaited_by(self) -> list[int]:
+        """The ranks that have begun a step or an update that this rank has not begun."""
+        return sorted({rank for gradients in self._gradients for rank in gradients.awaited_by()})
+
+    def _refuse_awaited(self, reason: str) -> None:
+        """Refuse what the other ranks wait for; they have counted it as an update."""
+        for gradients in self._gradients:
+            gradients.refuse_awaited(reason)
+        sync_batch_norm.end_step(self._params)
+        if any(gradients.has_begun() for gradients in self._gradients):
+            trainer_state.count_update(self)
+            self._is_counted = False
+            self._count_step(reason)
+
+    def _refuse_comparison(self, reason: str) -> None:
+        """Refuse an update() of the other workers."""
+        for gradients in self._gradients:
+            gradients.refuse_comparison(reason)
+
+    def _allreduce_grads(self) -> None:
+        if self._begun is None:  # a subclass may call this method in a step() of its own
+            self._require_local_updates("allreduce_grads")
+            self._resume()
+        label, ignore_stale = self._begun or ("", self._ignores_stale)
+        if label and not ignore_stale:
+            sync_batch_norm.end_step(self._params)
+        deadlock_check.stepped(self, type(self)._awaited_by, type(self)._refuse_awaited)
+        if self._awaits_update:
+            self._settle()
+        self._awaits_update = not label or self._clipping is not None
+        for number, reducer in enumerate(self._gradients):
+            compares = Comparing.NOTHING if label else Comparing.UPDATE
+            if label and self._clipping is not None and self._clipping.is_carried_by(reducer):
+                compares = Comparing.STEP
+            try:
+                reducer.allreduce(ignore_stale, label or "allreduce_grads()", compares)
+            except BaseException as error:
+                self._end_failed_sums(number, str(error), is_step=bool(label))
+                raise
+        self._freshness_is_shared = ignore_stale
+
+    def _end_failed_sums(self, number: int, reason: str, is_step: bool) -> None:
+        """After the reducer of this number has failed: refuse the call of the later reducers, so that none waits."""
+        for later in self._gradients[number + 1 :]:
+            later.refuse(reason)
+        sets = [one.process_set for one in self._gradients[: number + 1] if isinstance(one, SharedReducer)]
+        if any(one is not sets[-1] for one in sets):  # its workers may not have the error, and go on
+            load_tracking.note_failure(self._params, self)
+        if is_step:
+            return
+        for gradients in self._gradients:
+            if gradients.is_due:
+                gradients.refuse_comparison(reason)
+        if any(gradients.has_begun() for gradients in self._gradients):  # the other workers call update()
+            trainer_state.count_update(self)
+            self._count_step(reason)
+        self._is_counted = True
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        if self._begun is None:  # a subclass calls this method in a step() of its own
+            self._require_local_updates("update")
+            self._resume()
+            self._check_reduced()
+            with self._guard():
+                self._compare(step_label.value_of(self._optimizer.rescale_grad), ignore_stale_grad)
+                self._count_and_update(ignore_stale_grad, "")
+        else:
+            self._count_and_update(ignore_stale_grad, self._begun[0])
+
+    def _count_and_update(self, ignore_stale: bool, label: str) -> None:
+        """Count, and update from the reduced gradients; `label` is that of a step, and empty outside of step()."""
+        self._count_step()
+        if self._clipping is None:
+            self._make_updates(ignore_stale)
+            return
+        factor = step_label.value_of(self._optimizer.rescale_grad)
+        self._clip(factor, label)  # from here on all workers have counted, whatever fails on some of them
+        try:
+            self._make_updates(ignore_stale)
+        except MXNetError:
+            self._clipping.end(factor, broken=True)
+            raise
+        self._clipping.end(factor)
+
+    def _clip(self, factor: float, label: str) -> None:
+        try:
+            if label:
+                self._clipping.begin(self._freshness_is_shared, label, carries=True)
+            self._clipping.clip(factor)
+        except MXNetError:
+            raise  # of the step; the other workers have it too
+        except BaseException:  # the other workers update, and get an error in their next step
+            load_tracking.note_failure(self._params, self)
+            raise
+
+    def _make_updates(self, ignore_stale: bool) -> None:
+        """Update, unless AMP skips the step."""
+        if vars(self).get("_amp_loss_scaler") is None:
+            self._run_updaters(ignore_stale)
+        elif self._store_optimizer is not None:
+            if amp.skips_after(self, not self._clipping.is_finite()):
+                for gradients in self._gradients:
+                    gradients.drop_updates()
+            else:
+                self._run_updaters(ignore_stale)
+        elif not self._company.is_apart:
+            self._run_updaters(ignore_stale)  # MXNet's own update looks for overflow
+        elif not amp.skips_step(self, self._company):
+            with amp.without_scaler(self):
+                self._run_updaters(ignore_stale)
+
+    def _count_step(self, refusal: str | None = None) -> None:
+        """Count a step, once on each worker, and push its periodic operations.
+
+        `refusal`: why this worker does not take the step, which the others make: they push the operations.
+        """
+        self._steps += 1
+        broadcasts, averages = self._options.broadcast_period, self._options.aux_sync_period
+        for share in self._shares if broadcasts > 0 and self._steps % broadcasts == 0 else ():
+            given = share.process_set, share.named, share.scope, share.root
+            if refusal is None:
+                broadcast.broadcast_again(*given)
+            else:
+                broadcast.refuse_again(*given, refusal)
+        for averaging in self._averagings if averages > 0 and self._steps % averages == 0 else ():
+            if refusal is None:
+                averaging.push()
+            else:
+                averaging.refuse(refusal)
+
+    def _run_updaters(self, ignore_stale: bool) -> None:
+        if self._store_optimizer is not None:
+            with step_guard.updates(self, ()):
+                self._for_each(lambda one: one.update(), lambda one, reason: one.refuse_update(reason))
+                trainer_state.mark_stale(self._params)
+            return
+        update = super()._update
+        original = patches.originals.get(getattr(update, "__func__", None))  # our patch is for Trainers with a store
+        update = update if original is None else functools.partial(original, self)
+        is_hooked = self._options.communication_hook is not None
+        with step_guard.updates(self, self._gradients if self._clipping is None else ()):  # clipping has a fence
+            before = trainer_state.updates_counted(self) if is_hooked else 0
+            if not self._contains_sparse_weight and len(self._by_device) < 2:
+                update(ignore_stale)
+            else:
+                self._update_each_device(update, ignore_stale)
+            if is_hooked and trainer_state.updates_counted(self) != before:  # AMP has not skipped them
+                for one in self._gradients:
+                    one.updated()
