@@ -1,52 +1,38 @@
 """How the gradients of one trainer become their mean over the ranks of a process set.
 
-The class `DenseReducer` is the trainer's interface to it. bucket_plan.py divides gradients into operations, and
-bucket_memory.py puts gradients into shared memory.
-
-When the trainer is made, the ranks agree which parameters have gradients. In the first step they agree how the
-gradients are in buckets. So an ordinary step exchanges nothing but gradients. A rank whose gradients have changed
-(grad_req, a frozen layer, cast) must ask the other ranks, which may not expect a question. So it asks under the name of
-the first operation that was agreed on. If all ranks ask, they get an answer. If a rank pushes gradients instead, the
-core sees that the two calls do not match, and all ranks get an error. The stale flags of a step travel in the same way.
+The class `DenseReducer` is the trainer's interface to it. planned_reducer.py has the operations on which the ranks
+agreed; this file pushes them in each step, and refuses them if the step fails here. The stale flags of a step travel
+under the name of the first operation, as the questions about the plan do.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import logging
 import operator
 import weakref
 from typing import Any, Callable, Mapping, Sequence
 
-import numpy as np
-
-from ..compat import arrays
 from ..compat.mxnet import MXNetError, NDArray, Parameter, fill_with_zeros
 from ..coordination import agreement
-from ..parameters import load_tracking, placement, trainer_state
-from ..parameters.naming import Named, described_within
+from ..parameters import load_tracking, trainer_state
+from ..parameters.naming import Named
 from ..world import process
-from ..world.process_set import ProcessSet
-from . import bucket_plan, equal_batches
+from . import equal_batches
 from .bucket_memory import GradientMemory
 from .bucket_plan import Operation, Reduction, Slot
-from .communication_hook import HookedOperation
 from .fence import Fence, SumsCheck
-from .reducer import Comparing, SharedReducer
+from .planned_reducer import PlannedReducer
+from .reducer import Comparing
 from .squares import Piece, Squares, share_of
 
 _data_of = operator.attrgetter("_data")
 _grad_of = operator.attrgetter("_grad")
 _priority_of = operator.attrgetter("priority")
-_log = logging.getLogger("kvstore_plugin")
-
-_LAYOUTS_DIFFER = "gradients lie in other places on another worker"
 
 living: weakref.WeakSet[DenseReducer] = weakref.WeakSet()  # for the statistics
 
 
-class DenseReducer(SharedReducer):
+class DenseReducer(PlannedReducer):
     """Reduces the dense gradients of one trainer over one process set.
 
     Parameters
@@ -62,14 +48,7 @@ class DenseReducer(SharedReducer):
         The key of each parameter in the optimizer on the store, by the parameter's id().
     memory : GradientMemory, optional
         Memory that owns the gradients already; by default own_gradients() makes it.
-
-    Attributes
-    ----------
-    factor_of_sums : callable or None
-        For the statistics of a trainer that sums gradients: says what its updates multiply the sums by.
     """
-
-    factor_of_sums: Callable[[], str | None] | None = None
 
     def __init__(
         self,
@@ -80,89 +59,17 @@ class DenseReducer(SharedReducer):
         keys: Mapping[int, int],
         memory: GradientMemory | None = None,
     ) -> None:
-        super().__init__(scope, [(one.name, one.value) for one in named], reduction, when_moved)
-        self._carrier = f"{scope}/parameters"
-        self._slots = [
-            Slot(name, f"{scope}/gradients/{name}", parameter, -position, None, keys[id(parameter)])
-            for name, parameter, position in named
-        ]
-        self._seen: list[Any] = []  # the parameters' gradient arrays at the last look
-        self._seen_weights: list[Any] = []  # with an optimizer on the store
+        super().__init__(scope, named, reduction, when_moved, keys, memory)
         self._to_update: list[tuple[Operation, set[int] | None]] = []  # operations of this step, and keys; None: all
         self._sums = SumsCheck()
         self._compares = Comparing.NOTHING  # after the last allreduce()
-        self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
-        self._fences: list[Fence] = []  # a fence for each operation, if there are other ranks
         self._fence = Fence(self._parameters, scope)  # behind update(): compare() is one operation on all arrays
-        self._world: tuple[int, int | None] = (0, None)  # the init() and the addition of the set at the last look
-        self._copies_all = False  # the ranks' proposals differ
-        self._hook_counts: dict[str, int] = {}  # how many operations the hook starts, by the name of the bucket
-        self._when_updated: dict[Any, Callable[[], None]] = {}  # what hooks do when the weights of a step are updated
-        self._memory = memory or GradientMemory(self._process_set, reduction.bucket_bytes)
         self._equal_batches: equal_batches.EqualBatches | None = None  # None after the first steps
         living.add(self)
-
-    def meet(self, meeting: str, options: Sequence[str]) -> None:
-        """Compare the parameters with the other ranks before the first step, which compares them otherwise. Waits.
-
-        Parameters
-        ----------
-        meeting : str
-            The name under which the ranks find out whether they have the same arguments.
-        options : sequence of str
-            Further lines that must be the same on all ranks, as the error shows them.
-
-        Raises
-        ------
-        RuntimeError
-            The ranks differ in their parameters, in the parameters with gradients, or in `options`. All ranks get the
-            error.
-        """
-        agreement.check_options(self._process_set, meeting, options, self._scope)
-        _check_slots(self._process_set, meeting, self._slots, f"parameters of {self._scope}")
-        trainable = [slot for slot in self._slots if slot.parameter.grad_req != "null"]
-        what = f"parameters with gradients of {self._scope}"
-        _check_slots(self._process_set, self._carrier, trainable, what)
-
-    def own_gradients(self) -> None:
-        """Let the gradients be in shared memory from now on, or from their initialization."""
-        # In the order of the network, as parameters are initialized, so that layouts agree between ranks.
-        in_order = sorted(self._slots, key=lambda slot: -slot.priority)
-        if self._reduction.counts_elements:  # the compressor counts per array, so each array needs its own operation
-            for number, slot in enumerate(in_order):
-                slot.group = number
-        else:
-            _divide(in_order, self._reduction.num_groups)
-        try:
-            self._memory.own([(slot.parameter, slot.group) for slot in in_order])
-        except Exception as error:
-            self._process_set._core.refuse(self._carrier, str(error))
-            raise
-        self._memory.warn_of_copies(self._scope, len(self._slots))
 
     def watch_batches(self) -> None:
         """Warn once if all workers train on the same batches, as far as the first steps show it."""
         self._equal_batches = equal_batches.of(self._reduction)
-
-    def described(self) -> dict[str, Any]:
-        """How the gradients are reduced, for the statistics; see training/statistics.py."""
-        slots = sorted(self._slots, key=lambda slot: -slot.priority)
-        reasons = self._memory.reasons_for_copies([one.parameter for one in slots if one.parameter._grad is not None])
-        if self._copies_all:
-            reasons = [why or _LAYOUTS_DIFFER for why in reasons]
-        copied = collections.Counter(why for why in reasons if why is not None)
-        return {
-            "name": self._scope,
-            "process_set": self._process_set,
-            "adopted": reasons.count(None),
-            "copied": dict(copied),
-            "bucket_bytes": [_bytes_of(operation) for operation in self._operations],
-            "sums_times": None if self.factor_of_sums is None else self.factor_of_sums(),
-        }
-
-    def release(self) -> None:
-        self._memory.release()
-        self._operations = []
 
     def _moved(self) -> bool:
         """Whether a parameter has other arrays than in the last step: after cast, reset_ctx, grad_req or first use."""
@@ -356,58 +263,6 @@ class DenseReducer(SharedReducer):
             operation.refuse(self._process_set._core, reason)
         self._refuse_comparison_of(reason)
 
-    def _look_again(self) -> None:
-        """Read the gradient arrays again. If their layout has changed, the ranks agree on operations again."""
-        self._check_values()
-        active = [slot for slot in self._slots if slot.parameter._grad is not None]
-        try:
-            for slot in active:
-                arrays.as_list(slot.parameter._grad, f"gradient of {slot.label}")
-            placement.check_devices((slot.label, slot.parameter) for slot in active)
-        except ValueError as error:
-            self._refuse_step(str(error))
-            raise
-        store_optimizer = self._reduction.store_optimizer
-        new = [] if store_optimizer is None else store_optimizer.assign(_weights(active))
-        operations = bucket_plan.propose(self._scope, self._reduction, self._memory, active)
-        try:
-            self._agree(active, operations)  # even if this rank proposes what it has proposed before: another may not
-        except Exception:
-            if new:
-                store_optimizer.release(new)  # the other ranks have not given these keys owners
-            raise
-        # The compressor may need an operation for each gradient, where buckets hold several.
-        is_alone = self._reduction.counts_elements and any(slot.group is None for slot in self._slots)
-        if self._copies_all or is_alone:
-            operations = bucket_plan.copied(self._scope, self._reduction, active)
-        if self._reduction.hook is not None:
-            more = self._hook_counts, self._when_updated
-            hooked = [HookedOperation(self._reduction, one, number, *more) for number, one in enumerate(operations)]
-            operations = [one._replace(push=hook.push, hooked=hook) for one, hook in zip(operations, hooked)]
-        self._operations = operations
-        are_several = self._process_set.size() > 1
-        self._fences = [Fence((one.parameter for one in made.slots), self._scope) for made in operations if are_several]
-        self._world = process.generation, self._process_set.process_set_id
-        self._seen = [parameter._grad for parameter in self._parameters]
-        self._seen_weights = [] if store_optimizer is None else [parameter._data for parameter in self._parameters]
-
-    def _agree(self, active: Sequence[Slot], proposed: Sequence[Operation]) -> None:
-        what = f"parameters with gradients of {self._scope}"
-        self._ask(lambda carrier: _check_slots(self._process_set, carrier, active, what))
-        own = [agreement.digest([str(operation) for operation in proposed]), agreement.digest(_shapes(active))]
-        label = f"a step with gradients on devices: {len(active[0].parameter._grad) if active else 0}"
-        least, most = self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, own, label))
-        self._hook_counts.clear()  # on all ranks
-        knew, (self._copies_all, fails) = self._copies_all, (least != most).tolist()
-        # Other shapes give an error that names the parameter, and their layout has no other reason.
-        if self._copies_all and not knew and not fails and self._process_set.rank() == 0:
-            _log.warning(
-                "All gradients of %s are reduced by copying, which is slower, since they lie in other places on some "
-                "workers. Either parameters were initialized in different orders, or some on CPUs and some on GPUs; or "
-                "some worker cannot move a gradient: kvstore_plugin.statistics()['trainers'] says there why.",
-                self._scope,
-            )
-
     def share_freshness(self, clear: bool = False) -> list[Slot]:
         """Slots that are fresh on some worker; with `clear`, zeros replace their stale gradients on this worker."""
         active = [slot for operation in self._operations for slot in operation.slots]
@@ -424,9 +279,6 @@ class DenseReducer(SharedReducer):
                     weight._fresh_grad = True
         return used
 
-    def _names(self) -> list[str]:
-        return [operation.name for operation in self._operations] or [self._carrier]
-
     def _ask(self, exchange: Callable[[str], Any]) -> Any:
         try:
             return super()._ask(exchange)
@@ -439,17 +291,7 @@ class DenseReducer(SharedReducer):
             raise MXNetError(sentence) from error
 
     def __getstate__(self) -> dict:
-        return {
-            **super().__getstate__(),
-            "_operations": [],
-            "_fences": [],
-            "fences": [],
-            "_copies_all": False,
-            "_hook_counts": {},
-            "_when_updated": {},
-            "_to_update": [],
-            "_equal_batches": None,
-        }
+        return {**super().__getstate__(), "_to_update": [], "_equal_batches": None}
 
 
 def _counted(operations: Sequence[Operation], only_fresh: bool) -> list[Parameter]:
@@ -459,42 +301,8 @@ def _counted(operations: Sequence[Operation], only_fresh: bool) -> list[Paramete
 
 
 def _clear_errors(parameters: Sequence[Parameter]) -> None:
-    """Read the gradients: an unread error would stay in them, and fail all later sums."""
+    """Read the gradients: an error that nobody reads would stay in them, and fail all later sums."""
     for parameter in parameters:
         for gradient in parameter._grad or ():
             with contextlib.suppress(MXNetError):
                 gradient.wait_to_read()
-
-
-def _bytes_of(operation: Operation) -> int:
-    """Bytes of the gradients that an operation reduces, on one device."""
-    gradients = [slot.parameter._grad[0] for slot in operation.slots if slot.parameter._grad is not None]
-    return sum(gradient.size * np.dtype(gradient.dtype).itemsize for gradient in gradients)
-
-
-def _shapes(slots: Sequence[Slot]) -> list[str]:
-    """Shapes and dtypes of the gradients, on one device."""
-    gradients = [(slot.label, slot.parameter._grad[0]) for slot in slots]
-    return [f"{label} {gradient.shape} {np.dtype(gradient.dtype).name}" for label, gradient in gradients]
-
-
-def _weights(slots: Sequence[Slot]) -> list[tuple[int, NDArray]]:
-    """Keys and weights in the order of the network, which is also the order of their gradients in buckets."""
-    return [(slot.key, slot.parameter._data[0]) for slot in sorted(slots, key=lambda slot: -slot.priority)]
-
-
-def _check_slots(process_set: ProcessSet, carrier: str, slots: Sequence[Slot], what: str) -> None:
-    """Raise a RuntimeError on all ranks unless they have the same slots, by their labels."""
-    shown = [described_within(slot.label, slot.parameter) for slot in slots]
-    agreement.check_names(process_set, carrier, [slot.label for slot in slots], what, shown=shown)
-
-
-def _divide(slots: Sequence[Slot], num_groups: int) -> None:
-    """Number the groups of the slots: each group has as many gradients as the others, in the slots' order."""
-    if not num_groups:
-        return
-    trainable = sum(slot.parameter.grad_req != "null" for slot in slots)
-    before = 0
-    for slot in slots:
-        slot.group = min(before * num_groups // max(trainable, 1), num_groups - 1)
-        before += slot.parameter.grad_req != "null"

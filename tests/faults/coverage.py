@@ -37,6 +37,7 @@ PYTHON = {
         "mistakes",
         "clip_global_norm",
     ],
+    "kvstore_plugin/gradients/planned_reducer.py": ["dense_reducer", "bucket_memory", "trainer", "statistics"],
     "kvstore_plugin/gradients/dense_reducer.py": [
         "dense_reducer",
         "trainer",
