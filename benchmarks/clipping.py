@@ -59,12 +59,12 @@ def _training(batch: int) -> Callable[[str], None]:
 
     network = Network({"network": "resnet18_v1", "batch": batch, "pixels": 64}, trainer_of)
     trainer = network.trainer
-    clipping, carrier = trainer._clipping, trainer._clipping._carrier
-    carried = carrier._carried
+    clipping, reducer = trainer._clipping, trainer._clipping._norm_reducer
+    carried = reducer._carried
 
     def step(way: str) -> None:
         most = _WAYS[way]
-        trainer._clipping, carrier._carried = (None, None) if most is None else (clipping, carried)
+        trainer._clipping, reducer._carried = (None, None) if most is None else (clipping, carried)
         clipping.most = most
         if not way.startswith("gluon"):
             return network.step()

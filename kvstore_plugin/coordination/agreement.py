@@ -49,7 +49,7 @@ def extremes(
 
 def check_names(
     process_set: ProcessSet,
-    carrier: str,
+    exchange_name: str,
     names: Sequence[str],
     what: str,
     label: str = "",
@@ -61,7 +61,7 @@ def check_names(
     ----------
     process_set : ProcessSet
         The ranks that take part.
-    carrier : str
+    exchange_name : str
         The name that the exchange itself goes under.
     names : sequence of str
         The names to compare.
@@ -79,7 +79,7 @@ def check_names(
     MXNetError
         As for `extremes`.
     """
-    (lowest, few), (highest, many) = extremes(process_set, carrier, [digest(names), len(names)], label)
+    (lowest, few), (highest, many) = extremes(process_set, exchange_name, [digest(names), len(names)], label)
     if lowest != highest:
         other = many if len(names) == few else few
         elsewhere = f"another rank has {other}" if few != many else f"all ranks have {many}, but they differ"
@@ -91,14 +91,14 @@ def check_names(
         )
 
 
-def check_options(process_set: ProcessSet, carrier: str, options: Sequence[str], what: str) -> None:
+def check_options(process_set: ProcessSet, exchange_name: str, options: Sequence[str], what: str) -> None:
     """Raise an error on every rank, which shows the options that differ, unless all ranks pass the same options.
 
     Parameters
     ----------
     process_set : ProcessSet
         The ranks that take part.
-    carrier : str
+    exchange_name : str
         The name that the exchange itself goes under.
     options : sequence of str
         Such as ``"num_groups=0"``.
@@ -112,16 +112,16 @@ def check_options(process_set: ProcessSet, carrier: str, options: Sequence[str],
     MXNetError
         As for `extremes`.
     """
-    _, (most,) = extremes(process_set, carrier, [len(options)])
+    _, (most,) = extremes(process_set, exchange_name, [len(options)])
     digests = [digest([option]) for option in options] + [0] * (int(most) - len(options))
-    met = operation.exchange(process_set, carrier, carrier, numbers=digests)
+    met = operation.exchange(process_set, exchange_name, exchange_name, numbers=digests)
     other = first_that_differs(met)
     if other is None:
         return
     first = 0
     common = set(met[first]) & set(met[other])
     mine = ", ".join(option for option in options if digest([option]) not in common) or "none of them"
-    texts = [_of_rank(process_set, carrier, mine, rank) for rank in (first, other)]
+    texts = [_of_rank(process_set, exchange_name, mine, rank) for rank in (first, other)]
     ranks = process_set.ranks
     advice = "Give the same optimizer, with the same settings, and the same arguments on all workers."
     if all("devices: " in text for text in texts):
@@ -138,14 +138,14 @@ def first_that_differs(met: np.ndarray) -> int | None:
     return int(differ[0]) if differ.size else None
 
 
-def bytes_of_rank(process_set: ProcessSet, carrier: str, mine: np.ndarray | None, root: int) -> np.ndarray:
+def bytes_of_rank(process_set: ProcessSet, exchange_name: str, mine: np.ndarray | None, root: int) -> np.ndarray:
     """The bytes that the set's rank `root` passes, on all ranks of the set. Waits for all.
 
     Parameters
     ----------
     process_set : ProcessSet
         The ranks that take part.
-    carrier : str
+    exchange_name : str
         The name that the exchange itself goes under.
     mine : ndarray of uint8, or None
         Only the root's is used.
@@ -162,19 +162,19 @@ def bytes_of_rank(process_set: ProcessSet, carrier: str, mine: np.ndarray | None
         As for `extremes`.
     """
     is_root = process_set.rank() == root
-    _, (length,) = extremes(process_set, carrier, [mine.size if is_root else 0])
+    _, (length,) = extremes(process_set, exchange_name, [mine.size if is_root else 0])
     received = mine if is_root else np.empty(length, dtype=np.uint8)
     if process_set.size() > 1:
-        with operation.Turn(process_set, carrier, carrier) as turn:
+        with operation.Turn(process_set, exchange_name, exchange_name) as turn:
             work = turn.broadcast(root, received, received)
         operation.wait(work)
     return received
 
 
-def _of_rank(process_set: ProcessSet, carrier: str, text: str, root: int) -> str:
+def _of_rank(process_set: ProcessSet, exchange_name: str, text: str, root: int) -> str:
     """The text that a rank passes, on all ranks of the set."""
     mine = np.frombuffer(text.encode(), dtype=np.uint8)
-    return bytes_of_rank(process_set, carrier, mine, root).tobytes().decode()
+    return bytes_of_rank(process_set, exchange_name, mine, root).tobytes().decode()
 
 
 def as_integers(numbers: Sequence[float]) -> list[int]:

@@ -1,14 +1,14 @@
 """Gradients in memory that the ranks can reduce in place: the host's shared memory, or a GPU's memory.
 
-A trainer gives its parameters gradient arrays that are views of buckets in such memory: it adopts the gradients. What
+A trainer gives its parameters gradient arrays that are views of buckets in such memory: the gradients are in place. What
 still holds an old gradient array would go on reading and writing the old memory: an array that the program keeps, a
 recorded graph whose backward comes later, a network hybridized with static_alloc, which writes to the arrays of its
-first backward. So a gradient is adopted only if nothing else holds it; the other gradients are reduced by copying.
+first backward. So a gradient is moved only if nothing else holds it; the other gradients are reduced by copying.
 
 MXNet gives a Parameter its gradient arrays in few methods (first initialization, a new grad_req, reset_ctx, cast). This
-file patches these methods on the class, so that the new arrays are adopted at once.
+file patches these methods on the class, so that the new arrays are moved at once.
 
-Whether a gradient can be adopted is known to its rank alone. So nothing that ranks do together may depend on it: a
+Whether a gradient can be moved is known to its rank alone. So nothing that ranks do together may depend on it: a
 trainer asks the other ranks after every change, and where their layouts differ all gradients are copied.
 """
 
@@ -36,7 +36,7 @@ _ALIGNMENT = 64
 
 _log = logging.getLogger("kvstore_plugin")
 
-# Why gradients that are older than the trainer are not adopted, and what to do.
+# Why gradients that are older than the trainer are not moved, and what to do.
 _KEPT = "something else holds their arrays"
 _RECORDED = "a recorded forward pass uses their parameters"
 _DETACHED = "a copy of a network does not attach them to its parameters"
@@ -154,7 +154,7 @@ class DeviceBucket(Bucket):
 
 
 def renew(parameters: Iterable[Parameter]) -> None:
-    """Let the gradients of Parameters be adopted again. The caller ensures that no earlier graph writes to them."""
+    """Let the gradients of Parameters be moved into buckets again. The caller ensures that no earlier graph writes to them."""
     for parameter in parameters:
         if parameter._grad is not None:
             _born[parameter] = _recordings
@@ -169,7 +169,7 @@ class GradientMemory:
         The ranks that share the memory.
     bucket_bytes : int
         Gradients share a bucket up to this size, in bytes; a larger gradient has its own bucket. 0: no gradient is
-        adopted. Gradients of a group share a bucket of any size for each dtype and device.
+        moved. Gradients of a group share a bucket of any size for each dtype and device.
     """
 
     def __init__(self, process_set: ProcessSet, bucket_bytes: int) -> None:
@@ -178,10 +178,10 @@ class GradientMemory:
         self._generation = process.generation
         self._group_of: dict[Parameter, int | None] = {}  # in the order of the network
         self._filling: dict[tuple, Bucket] = {}  # by group, dtype and GPU
-        self._late: dict[Parameter, str] = {}  # Parameters whose gradients could not be adopted, and why
+        self._late: dict[Parameter, str] = {}  # Parameters whose gradients could not be moved, and why
 
     def own(self, parameters: Sequence[tuple[Parameter, int | None]]) -> None:
-        """Adopt the gradients that Parameters have now, and every gradient array that they get later.
+        """Move the gradients that Parameters have now into buckets, and every gradient array that they get later.
 
         Parameters
         ----------
@@ -191,9 +191,9 @@ class GradientMemory:
         self._group_of = dict(parameters)
         kept = {id(place.view) for places in self.in_place(self._group_of).values() for place in places}
         for parameter in self._group_of:
-            _owners[parameter] = weakref.ref(self)  # the newest trainer adopts what comes
+            _owners[parameter] = weakref.ref(self)  # the newest trainer moves what comes
         present = [parameter for parameter in self._group_of if parameter._grad]
-        moving = [one for one in present if self._adoptable(one) and id(one._grad[0]) not in kept]
+        moving = [one for one in present if self._fits_bucket(one) and id(one._grad[0]) not in kept]
         self._late = _reasons_against(moving) if self.bucket_bytes else {}
         for parameter in moving if self.bucket_bytes else ():
             if parameter not in self._late:
@@ -202,17 +202,17 @@ class GradientMemory:
             parameter._grad = list(parameter._grad)
 
     def _move(self, parameter: Parameter) -> None:
-        """Adopt the gradient that a Parameter has had before, with its values. No earlier view is used any more."""
+        """Move the gradient that a Parameter has had before, with its values. No earlier view is used any more."""
         held, fresh = parameter._grad, parameter._data[0]._fresh_grad
         earlier = _places.pop(parameter, [])
-        self.adopt(parameter)
+        self.put_in_bucket(parameter)
         parameter._data[0]._fresh_grad = fresh
         held[0] = parameter._grad[0]  # the program may hold the list
         for bucket, place in earlier:
             bucket.members.remove(place)
 
     def warn_of_copies(self, whose: str, of: int) -> None:
-        """Log a warning on rank 0 about gradients that own() could not adopt, of `of` parameters of a trainer."""
+        """Log a warning on rank 0 about gradients that own() could not move, of `of` parameters of a trainer."""
         for why, cure in _CURES.items():
             late = sum(reason == why for reason in self._late.values())
             if late and self._process_set.rank() == 0:
@@ -226,9 +226,9 @@ class GradientMemory:
                     cure,
                 )
 
-    def adopt(self, parameter: Parameter) -> None:
+    def put_in_bucket(self, parameter: Parameter) -> None:
         """Give the Parameter a gradient array in a bucket, with the values of its present gradient array."""
-        if not self.bucket_bytes or not self._adoptable(parameter):
+        if not self.bucket_bytes or not self._fits_bucket(parameter):
             return
         gradient = parameter._grad[0]
         dtype = np.dtype(gradient.dtype)
@@ -242,7 +242,7 @@ class GradientMemory:
         autograd.mark_variables(parameter._data, parameter._grad, parameter.grad_req)
 
     def release(self) -> None:
-        """Own no Parameter any more. A Parameter keeps its gradient here until another memory adopts it."""
+        """Own no Parameter any more. A Parameter keeps its gradient here until another memory moves it."""
         for parameter in [one for one, owner in _owners.items() if owner() is self]:
             del _owners[parameter]
 
@@ -258,7 +258,7 @@ class GradientMemory:
             return "the trainer has no buckets (bucket_bytes=0)"
         if len(gradients) > 1:
             return "the gradient is on several devices"
-        if not self._adoptable(parameter):
+        if not self._fits_bucket(parameter):
             return f"numpy cannot view the gradient ({gradients[0].dtype.__name__}, {gradients[0].context})"
         if bucket is not None and bucket.attached:
             return "it lies in a bucket with gradients of another trainer"
@@ -331,7 +331,7 @@ class GradientMemory:
         return needed if len(known) == len(shapes) else needed + self.bucket_bytes
 
     @staticmethod
-    def _adoptable(parameter: Parameter) -> bool:
+    def _fits_bucket(parameter: Parameter) -> bool:
         # Replicas on several devices must be summed first. A reduction by copying sums them while it copies.
         if len(parameter._grad) != 1:
             return False
@@ -356,7 +356,7 @@ def _gpu_of(array: NDArray) -> int | None:
 
 
 def _dtype_name(dtype: Any) -> str:
-    """Name of a Parameter's dtype. numpy does not know bfloat16; any name does for it, since it is never adopted."""
+    """Name of a Parameter's dtype. numpy does not know bfloat16; any name does for it, since it is never in a bucket."""
     try:
         return np.dtype(dtype).name
     except TypeError:
@@ -422,7 +422,7 @@ def _make_gradients(original: Callable, self: Parameter, *args: Any, **kwargs: A
         _born[self] = None if autograd.is_recording() else _recordings
         owner = _owner(self)
         if owner is not None and owner.attached():
-            owner.adopt(self)
+            owner.put_in_bucket(self)
     return result
 
 

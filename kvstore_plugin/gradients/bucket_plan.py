@@ -1,8 +1,8 @@
 """How the gradients of a trainer are divided into operations.
 
-Gradients in shared memory are reduced in place, one operation for each bucket. The other gradients are copied in and
-out: packed, several by one operation, or alone. Each rank proposes operations for its own arrays. If the proposals
-differ (layers were initialized in another order, say), all gradients are copied alone.
+One operation reduces each bucket: in place, if its gradients are in shared memory, or by copying them in and out. Each
+rank makes a plan for its own arrays. If the plans differ (layers were initialized in another order, say), all gradients
+are copied alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def default_bucket_bytes(hosts: int, ranks: int) -> int:
     return min(_BUCKET_BYTES_ON_ONE_HOST, max(_LEAST_BUCKET_BYTES, _BYTES_FOR_EACH_RANK * ranks))
 
 
-class Slot:
+class BucketMember:
     """One parameter of a trainer.
 
     Attributes
@@ -108,7 +108,7 @@ class Operation(NamedTuple):
     """One operation of a step: its name, its gradients and their layout, and how it is pushed."""
 
     name: str
-    slots: Sequence[Slot]
+    members: Sequence[BucketMember]
     layout: str  # empty if the gradients are copied
     push: Callable[[str], None]  # takes the label of the step
     priority: int  # the highest of its gradients
@@ -126,8 +126,8 @@ class Operation(NamedTuple):
             ShardedUpdate.refuse(core, self.name, reason)
 
     def __str__(self) -> str:
-        devices = len(self.slots[0].parameter._grad)
-        return f"{self.name} {self.layout}: {', '.join(slot.label for slot in self.slots)}, devices: {devices}"
+        devices = len(self.members[0].parameter._grad)
+        return f"{self.name} {self.layout}: {', '.join(member.label for member in self.members)}, devices: {devices}"
 
 
 class Comparison:
@@ -183,45 +183,47 @@ class Comparison:
         return Comparison, (self._process_set,)
 
 
-def propose(scope: str, reduction: Reduction, memory: GradientMemory, active: Sequence[Slot]) -> list[Operation]:
+def planned(
+    scope: str, reduction: Reduction, memory: GradientMemory, active: Sequence[BucketMember]
+) -> list[Operation]:
     """The operations that fit the present layout of this rank's gradients."""
     operations = _bucket_operations(scope, reduction, memory, active)
-    covered = {id(slot) for operation in operations for slot in operation.slots}
-    rest = [slot for slot in active if id(slot) not in covered]
-    return operations + [_copied(scope, reduction, slots) for slots in _packed(reduction, rest)]
+    covered = {id(member) for operation in operations for member in operation.members}
+    rest = [member for member in active if id(member) not in covered]
+    return operations + [_copied(scope, reduction, members) for members in _packed(reduction, rest)]
 
 
-def copied(scope: str, reduction: Reduction, active: Sequence[Slot]) -> list[Operation]:
-    """An operation for each gradient, by copying: for ranks whose proposals differ."""
-    return [_copied(scope, reduction, [slot]) for slot in sorted(active, key=lambda slot: -slot.priority)]
+def copied(scope: str, reduction: Reduction, active: Sequence[BucketMember]) -> list[Operation]:
+    """An operation for each gradient, by copying: for ranks whose plans differ."""
+    return [_copied(scope, reduction, [member]) for member in sorted(active, key=lambda member: -member.priority)]
 
 
 def _bucket_operations(
-    scope: str, reduction: Reduction, memory: GradientMemory, active: Sequence[Slot]
+    scope: str, reduction: Reduction, memory: GradientMemory, active: Sequence[BucketMember]
 ) -> list[Operation]:
     """One operation for each bucket that holds gradients of this trainer alone."""
-    slots = {slot.parameter: slot for slot in sorted(active, key=lambda slot: -slot.priority)}
+    members = {member.parameter: member for member in sorted(active, key=lambda member: -member.priority)}
     operations = []
-    for number, (bucket, places) in enumerate(memory.in_place(slots).items()):
-        members = [(slots[place.parameter()], place.begin, place.view) for place in places]
-        operations.append(_in_place(f"{scope}/bucket{number}", reduction, bucket, members))
+    for number, (bucket, places) in enumerate(memory.in_place(members).items()):
+        placed = [(members[place.parameter()], place.begin, place.view) for place in places]
+        operations.append(_in_place(f"{scope}/bucket{number}", reduction, bucket, placed))
     return operations
 
 
-def _in_place(name: str, reduction: Reduction, bucket: Bucket, members: Sequence[tuple]) -> Operation:
+def _in_place(name: str, reduction: Reduction, bucket: Bucket, placed: Sequence[tuple]) -> Operation:
     # Offsets matter, not only names: two ranks may have put the same gradients into a bucket in different orders.
-    members_text = "; ".join(f"{slot.label} at {begin} {view.shape}" for slot, begin, view in members)
-    layout = f"of {len(members)} gradients, layout {hashlib.blake2b(members_text.encode(), digest_size=8).hexdigest()}"
-    handles = arrays.handles([view for _, _, view in members])
+    text = "; ".join(f"{member.label} at {begin} {view.shape}" for member, begin, view in placed)
+    layout = f"of {len(placed)} gradients, layout {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+    handles = arrays.handles([view for _, _, view in placed])
     count = bucket.used // bucket.dtype.itemsize
-    priority = max(slot.priority for slot, _, _ in members)
+    priority = max(member.priority for member, _, _ in placed)
     wire = reduction.wire_of(bucket.dtype)
-    slots = [slot for slot, _, _ in members]
+    members = [member for member, _, _ in placed]
     update = None
     options: dict[str, Any] = {"wire": wire} if wire else {}
     if reduction.store_optimizer is not None:
-        update = _update(reduction.store_optimizer, name, slots, priority, in_place=True)
-        options["shards"] = _shards(reduction.store_optimizer, bucket, members)
+        update = _update(reduction.store_optimizer, name, members, priority, in_place=True)
+        options["shards"] = _shards(reduction.store_optimizer, bucket, placed)
         handles += update.weights
 
     def prepare(name: str) -> Any:
@@ -237,15 +239,15 @@ def _in_place(name: str, reduction: Reduction, bucket: Bucket, members: Sequence
     def push_as(name: str, turn_of: str = "") -> None:
         again(name).push("", turn_of)
 
-    return Operation(name, slots, layout, push, priority, update, push_as)
+    return Operation(name, members, layout, push, priority, update, push_as)
 
 
-def _shards(store_optimizer: StoreOptimizer, bucket: Bucket, members: Sequence[tuple]) -> list[tuple[int, int, int]]:
+def _shards(store_optimizer: StoreOptimizer, bucket: Bucket, placed: Sequence[tuple]) -> list[tuple[int, int, int]]:
     """The shards of a bucket: those of its gradients; a gap between gradients belongs to the shard before the gap."""
     pieces = [
         (begin // bucket.dtype.itemsize + shard.begin, shard.owner)
-        for slot, begin, _ in sorted(members, key=lambda member: member[1])
-        for shard in store_optimizer.shards_of(slot.key)
+        for member, begin, _ in sorted(placed, key=lambda place: place[1])
+        for shard in store_optimizer.shards_of(member.key)
     ]
     runs = [piece for i, piece in enumerate(pieces) if i == 0 or piece[1] != pieces[i - 1][1]]
     begins = [0, *(begin for begin, _ in runs[1:])]
@@ -254,59 +256,59 @@ def _shards(store_optimizer: StoreOptimizer, bucket: Bucket, members: Sequence[t
 
 
 def _update(
-    store_optimizer: StoreOptimizer, name: str, slots: Sequence[Slot], priority: int, in_place: bool
+    store_optimizer: StoreOptimizer, name: str, members: Sequence[BucketMember], priority: int, in_place: bool
 ) -> ShardedUpdate:
-    members = [Member(slot.key, slot.parameter._grad[0], slot.parameter._data) for slot in slots]
-    return ShardedUpdate(store_optimizer, name, members, priority, in_place)
+    updated = [Member(member.key, member.parameter._grad[0], member.parameter._data) for member in members]
+    return ShardedUpdate(store_optimizer, name, updated, priority, in_place)
 
 
-def _copied(scope: str, reduction: Reduction, slots: Sequence[Slot]) -> Operation:
+def _copied(scope: str, reduction: Reduction, members: Sequence[BucketMember]) -> Operation:
     process_set, scale = reduction.process_set, reduction.scale
-    wire = reduction.wire_of(slots[0].parameter._grad[0].dtype) if reduction.compression else ""
+    wire = reduction.wire_of(members[0].parameter._grad[0].dtype) if reduction.compression else ""
     compressed = {"wire": wire} if wire else {}
-    priority = max(slot.priority for slot in slots)
-    name = slots[0].name if len(slots) == 1 else f"{scope}/packed/{slots[0].label}"
+    priority = max(member.priority for member in members)
+    name = members[0].name if len(members) == 1 else f"{scope}/packed/{members[0].label}"
     if reduction.store_optimizer is not None:
-        update = _update(reduction.store_optimizer, name, slots, priority, in_place=False)
+        update = _update(reduction.store_optimizer, name, members, priority, in_place=False)
 
         def push_to_owners(label: str) -> None:
-            update.reduce([arrays.total(slot.parameter._grad) for slot in slots], scale, wire, label)
+            update.reduce([arrays.total(member.parameter._grad) for member in members], scale, wire, label)
 
-        return Operation(name, slots, "", push_to_owners, priority, update)
-    if len(slots) == 1:
-        handles = arrays.handles(slots[0].parameter._grad)
+        return Operation(name, members, "", push_to_owners, priority, update)
+    if len(members) == 1:
+        handles = arrays.handles(members[0].parameter._grad)
 
         def push(label: str) -> None:
             process_set._core.push_allreduce(name, handles, handles, "sum", scale, priority, label, **compressed)
 
-        return Operation(name, slots, "", push, priority)
-    handles = arrays.handles([slot.parameter._grad[0] for slot in slots])
+        return Operation(name, members, "", push, priority)
+    handles = arrays.handles([member.parameter._grad[0] for member in members])
 
     def push_all(label: str) -> None:
         process_set._core.push_group(name, handles, handles, "sum", scale, priority, label, **compressed)
 
-    return Operation(name, slots, "", push_all, priority)
+    return Operation(name, members, "", push_all, priority)
 
 
-def _packed(reduction: Reduction, slots: Sequence[Slot]) -> list[list[Slot]]:
+def _packed(reduction: Reduction, members: Sequence[BucketMember]) -> list[list[BucketMember]]:
     """Divide the gradients that are copied into operations, in the order of the network."""
     if not reduction.packs:
-        return [[slot] for slot in slots]
-    packs: list[list[Slot]] = []
+        return [[member] for member in members]
+    packs: list[list[BucketMember]] = []
     filling: dict[Any, tuple] = {}  # by group, dtype and device: a pack and its size in bytes
     most = min(reduction.bucket_bytes, _LARGEST_PACKED)
-    for slot in sorted(slots, key=lambda slot: -slot.priority):
-        gradient = slot.parameter._grad[0]
-        if len(slot.parameter._grad) > 1 or gradient.size == 0:
-            packs.append([slot])
+    for member in sorted(members, key=lambda member: -member.priority):
+        gradient = member.parameter._grad[0]
+        if len(member.parameter._grad) > 1 or gradient.size == 0:
+            packs.append([member])
             continue
         dtype = np.dtype(gradient.dtype)
         nbytes = gradient.size * dtype.itemsize
-        kind = (slot.group, dtype, str(gradient.context))
+        kind = (member.group, dtype, str(gradient.context))
         pack, used = filling.get(kind, (None, 0))
-        if pack is None or (slot.group is None and used + nbytes > most):
+        if pack is None or (member.group is None and used + nbytes > most):
             pack, used = [], 0
             packs.append(pack)
-        pack.append(slot)
+        pack.append(member)
         filling[kind] = (pack, used + nbytes)
     return packs

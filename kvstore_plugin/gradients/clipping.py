@@ -30,7 +30,7 @@ class Clipping:
         The largest norm. Infinite: the gradients are only examined.
     reducers : sequence of Reducer
         The reducers of all gradients of the trainer.
-    carrier : SharedReducer or None
+    norm_reducer : SharedReducer or None
         The reducer whose comparison adds up the workers' sums of squares; None if the worker trains alone.
     parameters : sequence of Parameter
         The trainer's parameters.
@@ -47,25 +47,25 @@ class Clipping:
         self,
         most: float,
         reducers: Sequence[Reducer],
-        carrier: SharedReducer | None,
+        norm_reducer: SharedReducer | None,
         parameters: Sequence[Parameter],
         updates_here: bool,
     ) -> None:
         self.most = most
-        self._updates_here = updates_here and carrier is not None
+        self._updates_here = updates_here and norm_reducer is not None
         self._reducers = list(reducers)
-        self._carrier = carrier
-        self._squares = Squares(None if carrier is None else carrier.process_set)
-        self._fence = Fence(parameters, "" if carrier is None else carrier._scope, ends_step=True)
+        self._norm_reducer = norm_reducer
+        self._squares = Squares(None if norm_reducer is None else norm_reducer.process_set)
+        self._fence = Fence(parameters, "" if norm_reducer is None else norm_reducer._scope, ends_step=True)
         self._only_fresh = False
         self._is_added_up = False  # in this step
         self.norm: NDArray | None = None
-        if carrier is not None:
-            carrier.carry(self._squares, WeakMethod(self, "_add_up"))
+        if norm_reducer is not None:
+            norm_reducer.carry(self._squares, WeakMethod(self, "_add_up"))
 
-    def is_carried_by(self, reducer: Reducer) -> bool:
+    def is_made_by(self, reducer: Reducer) -> bool:
         """Whether the reducer's comparison adds up the sums of squares."""
-        return reducer is self._carrier
+        return reducer is self._norm_reducer
 
     def begin(self, only_fresh: bool, label: str, carries: bool) -> None:
         """Begin to add up squares after the gradients were reduced. Returns at once.
@@ -77,13 +77,13 @@ class Clipping:
         label : str
             As for `Reducer.compare`.
         carries : bool
-            Whether to make the carrier's comparison. If not, the caller makes it right afterwards.
+            Whether to make its comparison. If not, the caller makes it right afterwards.
         """
         self._only_fresh, self._is_added_up = only_fresh, False
-        if self._carrier is None:
+        if self._norm_reducer is None:
             self._add_up(0)
         elif carries:
-            self._carrier.compare(label)
+            self._norm_reducer.compare(label)
 
     def _add_up(self, priority: int) -> None:
         self._is_added_up = True
@@ -93,8 +93,8 @@ class Clipping:
 
     def refuse(self, reason: str) -> None:
         """Refuse the comparison after begin() or the reduction has failed here, so that no worker waits for it."""
-        if self._carrier is not None:
-            self._carrier.leave_out_comparison(reason)
+        if self._norm_reducer is not None:
+            self._norm_reducer.leave_out_comparison(reason)
 
     def clip(self, factor: float) -> None:
         """Scale the gradients after begin() and the comparison. Waits only if there are row_sparse gradients.

@@ -84,11 +84,11 @@ class GradientBucket:
     ) -> None:
         self.index = index
         self.arrays: list[NDArray] = list(gradients)
-        self.parameters: list[Parameter] = [slot.parameter for slot in planned.slots]
-        self.names: list[str] = [slot.label for slot in planned.slots]
+        self.parameters: list[Parameter] = [member.parameter for member in planned.members]
+        self.names: list[str] = [member.label for member in planned.members]
         self.process_set: ProcessSet = reduction.process_set
         self.scale: float = reduction.scale
-        self.priority: int = max(slot.priority for slot in planned.slots)
+        self.priority: int = max(member.priority for member in planned.members)
         self._push_in_place = planned.push_in_place
         # By any key: called without arguments after the updates of the step, not if it fails or is skipped on all
         # workers. The buckets of a process set share it.
@@ -151,7 +151,7 @@ class HookedOperation:
         self._process_set = reduction.process_set
         self._name = planned.name
         self._comparison = Comparison(reduction.process_set)
-        self._priority = max(slot.priority for slot in planned.slots)
+        self._priority = max(member.priority for member in planned.members)
         self._run = self._new_run()
         self._has_met = False  # in this turn, or need not meet
         self._may_ask = False  # in this turn, whether all ranks start more operations than expected
@@ -259,11 +259,11 @@ class HookedOperation:
         self._has_met = False
 
     def _gradients(self) -> list[NDArray]:
-        return [gradient for slot in self._planned.slots for gradient in slot.parameter._grad]
+        return [gradient for member in self._planned.members for gradient in member.parameter._grad]
 
     def _call(self) -> None:
         """Call the hook, with one array for each parameter."""
-        replicas = [slot.parameter._grad for slot in self._planned.slots]
+        replicas = [member.parameter._grad for member in self._planned.members]
         totals = [arrays.total(one) for one in replicas]
         bucket = GradientBucket(self._reduction, self._planned, self._number, totals, self._when_updated)
         result = self._reduction.hook(bucket)

@@ -19,7 +19,7 @@ from ..parameters.naming import Named
 from ..world import process
 from . import equal_batches
 from .bucket_memory import GradientMemory
-from .bucket_plan import Operation, Reduction, Slot
+from .bucket_plan import Operation, Reduction, BucketMember
 from .fence import Fence, SumsCheck
 from .planned_reducer import PlannedReducer
 from .reducer import Comparing
@@ -88,9 +88,9 @@ class DenseReducer(PlannedReducer):
             self.meet_loaded()
         operations = self._operations
         if ignore_stale:
-            used = {id(slot) for slot in self.share_freshness(clear=True)}
-            operations = [one for one in operations if any(id(slot) in used for slot in one.slots)]
-            keys = {slot.key for one in operations for slot in one.slots if id(slot) in used}
+            used = {id(member) for member in self.share_freshness(clear=True)}
+            operations = [one for one in operations if any(id(member) in used for member in one.members)]
+            keys = {member.key for one in operations for member in one.members if id(member) in used}
         self.is_due = compares is not Comparing.NOTHING and bool(self._operations)
         if compares is Comparing.UPDATE:
             self._sums.begin()
@@ -120,7 +120,7 @@ class DenseReducer(PlannedReducer):
             Another rank has not. All ranks get the error, the other ranks in their gradients.
         """
         loaded = load_tracking.label(self._parameters)
-        self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, [], loaded))
+        self._ask(lambda exchange_name: agreement.extremes(self._process_set, exchange_name, [], loaded))
         load_tracking.forget(self._parameters)
 
     def compress(self, compression: str) -> None:
@@ -240,7 +240,7 @@ class DenseReducer(PlannedReducer):
 
     def _compared(self) -> tuple[list[NDArray], int]:
         gradients = [gradient for parameter in self._parameters for gradient in parameter._grad or ()]
-        return gradients, self._operations[0].slots[0].priority
+        return gradients, self._operations[0].members[0].priority
 
     def refuse_comparison(self, reason: str) -> None:
         if self._operations:
@@ -258,21 +258,21 @@ class DenseReducer(PlannedReducer):
 
     def _refuse_step(self, reason: str) -> None:
         if not self._operations:
-            self._process_set._core.refuse(self._carrier, reason)
+            self._process_set._core.refuse(self._exchange_name, reason)
         for operation in self._operations:
             operation.refuse(self._process_set._core, reason)
         self._refuse_comparison_of(reason)
 
-    def share_freshness(self, clear: bool = False) -> list[Slot]:
+    def share_freshness(self, clear: bool = False) -> list[BucketMember]:
         """Slots that are fresh on some worker; with `clear`, zeros replace their stale gradients on this worker."""
-        active = [slot for operation in self._operations for slot in operation.slots]
+        active = [member for operation in self._operations for member in operation.members]
         if not active:
             return []
-        flags = [trainer_state.is_fresh(slot.parameter) for slot in active]
-        _, fresh = self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, flags))
-        used = [slot for slot, flag in zip(active, fresh) if flag]
-        for slot in used:
-            for weight, gradient in zip(slot.parameter._data, slot.parameter._grad):
+        flags = [trainer_state.is_fresh(member.parameter) for member in active]
+        _, fresh = self._ask(lambda exchange_name: agreement.extremes(self._process_set, exchange_name, flags))
+        used = [member for member, flag in zip(active, fresh) if flag]
+        for member in used:
+            for weight, gradient in zip(member.parameter._data, member.parameter._grad):
                 if not weight._fresh_grad:
                     if clear:
                         fill_with_zeros(gradient)
@@ -296,7 +296,7 @@ class DenseReducer(PlannedReducer):
 
 def _counted(operations: Sequence[Operation], only_fresh: bool) -> list[Parameter]:
     """Parameters of operations, in an order that is the same on all ranks; with `only_fresh` those in use."""
-    active = [slot.parameter for operation in operations for slot in operation.slots]
+    active = [member.parameter for operation in operations for member in operation.members]
     return [one for one in active if not only_fresh or trainer_state.is_fresh(one)]
 
 

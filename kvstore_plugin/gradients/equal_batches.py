@@ -109,10 +109,10 @@ def _samples(operations: Sequence[Operation]) -> list[NDArray]:
     """Gradients of which the sums are on this worker, from both ends of the network."""
     gradients: list[NDArray] = []
     for operation in operations:
-        if any(len(slot.parameter._grad) > 1 for slot in operation.slots):
+        if any(len(member.parameter._grad) > 1 for member in operation.members):
             return []  # the sum is that over the devices too
         if operation.update is None:
-            gradients += [slot.parameter._grad[0] for slot in operation.slots]
+            gradients += [member.parameter._grad[0] for member in operation.members]
         elif operation.layout:  # the sums of this worker's shards
             gradients += operation.update.own_gradients()
     known = [one for one in gradients if one.size and arrays.dtype_name(one.dtype) in _DTYPES]

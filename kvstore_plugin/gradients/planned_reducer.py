@@ -26,7 +26,7 @@ from ..world import process
 from ..world.process_set import ProcessSet
 from . import bucket_plan
 from .bucket_memory import GradientMemory
-from .bucket_plan import Operation, Reduction, Slot
+from .bucket_plan import Operation, Reduction, BucketMember
 from .communication_hook import HookedOperation
 from .fence import Fence
 from .reducer import SharedReducer
@@ -62,15 +62,15 @@ class PlannedReducer(SharedReducer):
         memory: GradientMemory | None = None,
     ) -> None:
         super().__init__(scope, [(one.name, one.value) for one in named], reduction, when_moved)
-        self._carrier = f"{scope}/parameters"
-        self._slots = [
-            Slot(name, f"{scope}/gradients/{name}", parameter, -position, None, keys[id(parameter)])
+        self._exchange_name = f"{scope}/parameters"
+        self._members = [
+            BucketMember(name, f"{scope}/gradients/{name}", parameter, -position, None, keys[id(parameter)])
             for name, parameter, position in named
         ]
         self._memory = memory or GradientMemory(self._process_set, reduction.bucket_bytes)
         self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
         self._fences: list[Fence] = []  # a fence for each operation, if there are other ranks
-        self._copies_all = False  # the ranks' proposals differ
+        self._copies_all = False  # the ranks' plans differ
         self._seen: list[Any] = []  # the parameters' gradient arrays at the last look
         self._seen_weights: list[Any] = []  # with an optimizer on the store
         self._world: tuple[int, int | None] = (0, None)  # the init() and the addition of the set at the last look
@@ -98,31 +98,31 @@ class PlannedReducer(SharedReducer):
             error.
         """
         agreement.check_options(self._process_set, meeting, options, self._scope)
-        _check_slots(self._process_set, meeting, self._slots, f"parameters of {self._scope}")
-        trainable = [slot for slot in self._slots if slot.parameter.grad_req != "null"]
+        _check_members(self._process_set, meeting, self._members, f"parameters of {self._scope}")
+        trainable = [member for member in self._members if member.parameter.grad_req != "null"]
         what = f"parameters with gradients of {self._scope}"
-        _check_slots(self._process_set, self._carrier, trainable, what)
+        _check_members(self._process_set, self._exchange_name, trainable, what)
 
     def own_gradients(self) -> None:
         """Let the gradients be in shared memory from now on, or from their initialization."""
         # In the order of the network, as parameters are initialized, so that layouts agree between ranks.
-        in_order = sorted(self._slots, key=lambda slot: -slot.priority)
+        in_order = sorted(self._members, key=lambda member: -member.priority)
         if self._reduction.counts_elements:  # the compressor counts per array, so each array needs its own operation
-            for number, slot in enumerate(in_order):
-                slot.group = number
+            for number, member in enumerate(in_order):
+                member.group = number
         else:
             _divide(in_order, self._reduction.num_groups)
         try:
-            self._memory.own([(slot.parameter, slot.group) for slot in in_order])
+            self._memory.own([(member.parameter, member.group) for member in in_order])
         except Exception as error:
-            self._process_set._core.refuse(self._carrier, str(error))
+            self._process_set._core.refuse(self._exchange_name, str(error))
             raise
-        self._memory.warn_of_copies(self._scope, len(self._slots))
+        self._memory.warn_of_copies(self._scope, len(self._members))
 
     def described(self) -> dict[str, Any]:
         """How the gradients are reduced, for the statistics; see training/statistics.py."""
-        slots = sorted(self._slots, key=lambda slot: -slot.priority)
-        reasons = self._memory.reasons_for_copies([one.parameter for one in slots if one.parameter._grad is not None])
+        members = sorted(self._members, key=lambda member: -member.priority)
+        reasons = self._memory.reasons_for_copies([one.parameter for one in members if one.parameter._grad is not None])
         if self._copies_all:
             reasons = [why or _LAYOUTS_DIFFER for why in reasons]
         copied = collections.Counter(why for why in reasons if why is not None)
@@ -142,25 +142,25 @@ class PlannedReducer(SharedReducer):
     def _look_again(self) -> None:
         """Read the gradient arrays again. If their layout has changed, the ranks agree on operations again."""
         self._check_values()
-        active = [slot for slot in self._slots if slot.parameter._grad is not None]
+        active = [member for member in self._members if member.parameter._grad is not None]
         try:
-            for slot in active:
-                arrays.as_list(slot.parameter._grad, f"gradient of {slot.label}")
-            placement.check_devices((slot.label, slot.parameter) for slot in active)
+            for member in active:
+                arrays.as_list(member.parameter._grad, f"gradient of {member.label}")
+            placement.check_devices((member.label, member.parameter) for member in active)
         except ValueError as error:
             self._refuse_step(str(error))
             raise
         store_optimizer = self._reduction.store_optimizer
         new = [] if store_optimizer is None else store_optimizer.assign(_weights(active))
-        operations = bucket_plan.propose(self._scope, self._reduction, self._memory, active)
+        operations = bucket_plan.planned(self._scope, self._reduction, self._memory, active)
         try:
-            self._agree(active, operations)  # even if this rank proposes what it has proposed before: another may not
+            self._agree(active, operations)  # even if this rank's plan is as before: that of another may not be
         except Exception:
             if new:
                 store_optimizer.release(new)  # the other ranks have not given these keys owners
             raise
         # The compressor may need an operation for each gradient, where buckets hold several.
-        is_alone = self._reduction.counts_elements and any(slot.group is None for slot in self._slots)
+        is_alone = self._reduction.counts_elements and any(member.group is None for member in self._members)
         if self._copies_all or is_alone:
             operations = bucket_plan.copied(self._scope, self._reduction, active)
         if self._reduction.hook is not None:
@@ -169,17 +169,19 @@ class PlannedReducer(SharedReducer):
             operations = [one._replace(push=hook.push, hooked=hook) for one, hook in zip(operations, hooked)]
         self._operations = operations
         are_several = self._process_set.size() > 1
-        self._fences = [Fence((one.parameter for one in made.slots), self._scope) for made in operations if are_several]
+        self._fences = [
+            Fence((one.parameter for one in made.members), self._scope) for made in operations if are_several
+        ]
         self._world = process.generation, self._process_set.process_set_id
         self._seen = [parameter._grad for parameter in self._parameters]
         self._seen_weights = [] if store_optimizer is None else [parameter._data for parameter in self._parameters]
 
-    def _agree(self, active: Sequence[Slot], proposed: Sequence[Operation]) -> None:
+    def _agree(self, active: Sequence[BucketMember], plan: Sequence[Operation]) -> None:
         what = f"parameters with gradients of {self._scope}"
-        self._ask(lambda carrier: _check_slots(self._process_set, carrier, active, what))
-        own = [agreement.digest([str(operation) for operation in proposed]), agreement.digest(_shapes(active))]
+        self._ask(lambda exchange_name: _check_members(self._process_set, exchange_name, active, what))
+        own = [agreement.digest([str(operation) for operation in plan]), agreement.digest(_shapes(active))]
         label = f"a step with gradients on devices: {len(active[0].parameter._grad) if active else 0}"
-        least, most = self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, own, label))
+        least, most = self._ask(lambda exchange_name: agreement.extremes(self._process_set, exchange_name, own, label))
         self._hook_counts.clear()  # on all ranks
         knew, (self._copies_all, fails) = self._copies_all, (least != most).tolist()
         # Other shapes give an error that names the parameter, and their layout has no other reason.
@@ -192,7 +194,7 @@ class PlannedReducer(SharedReducer):
             )
 
     def _names(self) -> list[str]:
-        return [operation.name for operation in self._operations] or [self._carrier]
+        return [operation.name for operation in self._operations] or [self._exchange_name]
 
     def __getstate__(self) -> dict:
         return {
@@ -208,33 +210,33 @@ class PlannedReducer(SharedReducer):
 
 def _bytes_of(operation: Operation) -> int:
     """Bytes of the gradients that an operation reduces, on one device."""
-    gradients = [slot.parameter._grad[0] for slot in operation.slots if slot.parameter._grad is not None]
+    gradients = [member.parameter._grad[0] for member in operation.members if member.parameter._grad is not None]
     return sum(gradient.size * np.dtype(gradient.dtype).itemsize for gradient in gradients)
 
 
-def _shapes(slots: Sequence[Slot]) -> list[str]:
+def _shapes(members: Sequence[BucketMember]) -> list[str]:
     """Shapes and dtypes of the gradients, on one device."""
-    gradients = [(slot.label, slot.parameter._grad[0]) for slot in slots]
+    gradients = [(member.label, member.parameter._grad[0]) for member in members]
     return [f"{label} {gradient.shape} {np.dtype(gradient.dtype).name}" for label, gradient in gradients]
 
 
-def _weights(slots: Sequence[Slot]) -> list[tuple[int, NDArray]]:
+def _weights(members: Sequence[BucketMember]) -> list[tuple[int, NDArray]]:
     """Keys and weights in the order of the network, which is also the order of their gradients in buckets."""
-    return [(slot.key, slot.parameter._data[0]) for slot in sorted(slots, key=lambda slot: -slot.priority)]
+    return [(member.key, member.parameter._data[0]) for member in sorted(members, key=lambda member: -member.priority)]
 
 
-def _check_slots(process_set: ProcessSet, carrier: str, slots: Sequence[Slot], what: str) -> None:
-    """Raise a RuntimeError on all ranks unless they have the same slots, by their labels."""
-    shown = [described_within(slot.label, slot.parameter) for slot in slots]
-    agreement.check_names(process_set, carrier, [slot.label for slot in slots], what, shown=shown)
+def _check_members(process_set: ProcessSet, exchange_name: str, members: Sequence[BucketMember], what: str) -> None:
+    """Raise a RuntimeError on all ranks unless they have the same members, by their labels."""
+    shown = [described_within(member.label, member.parameter) for member in members]
+    agreement.check_names(process_set, exchange_name, [member.label for member in members], what, shown=shown)
 
 
-def _divide(slots: Sequence[Slot], num_groups: int) -> None:
-    """Number the groups of the slots: each group has as many gradients as the others, in the slots' order."""
+def _divide(members: Sequence[BucketMember], num_groups: int) -> None:
+    """Number the groups of the members: each group has as many gradients as the others, in the members' order."""
     if not num_groups:
         return
-    trainable = sum(slot.parameter.grad_req != "null" for slot in slots)
+    trainable = sum(member.parameter.grad_req != "null" for member in members)
     before = 0
-    for slot in slots:
-        slot.group = min(before * num_groups // max(trainable, 1), num_groups - 1)
-        before += slot.parameter.grad_req != "null"
+    for member in members:
+        member.group = min(before * num_groups // max(trainable, 1), num_groups - 1)
+        before += member.parameter.grad_req != "null"

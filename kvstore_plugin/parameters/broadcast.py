@@ -70,13 +70,15 @@ def broadcast_parameters(
         scope, _ = operation_names.numbered_alike(
             turn, process_set, "broadcast", f"broadcast_parameters from rank {root_rank}"
         )
-    carrier = f"{scope}/parameters"
+    exchange_name = f"{scope}/parameters"
     shown = [described_within(one.name, one.value) for one in named]
-    agreement.check_names(process_set, carrier, [one.name for one in named], f"parameters of {scope}", shown=shown)
+    agreement.check_names(
+        process_set, exchange_name, [one.name for one in named], f"parameters of {scope}", shown=shown
+    )
     if not named:
         return
     arriving = []
-    names, least, most = _compared(process_set, carrier, named)
+    names, least, most = _compared(process_set, exchange_name, named)
     for (_, value, position), name, lowest, highest in zip(named, names, least, most):
         broadcast = Broadcast(process_set, f"{scope}/{name}", root, -position)
         held = arrays_of(value)
@@ -93,7 +95,7 @@ def broadcast_parameters(
         process_set._core.forget(f"{scope}/")
 
 
-def _compared(process_set: ProcessSet, carrier: str, named: Sequence[Named]) -> tuple[list[str], Any, Any]:
+def _compared(process_set: ProcessSet, exchange_name: str, named: Sequence[Named]) -> tuple[list[str], Any, Any]:
     """The names for the parameters' operations, and the extremes of their states over the ranks. Collective.
 
     Errors show the names. Where ranks count parameters, as in 'parameter 3', the name has the Parameter's own name too,
@@ -101,12 +103,12 @@ def _compared(process_set: ProcessSet, carrier: str, named: Sequence[Named]) -> 
     """
     own = [getattr(value, "name", name) if name.startswith("parameter ") else name for name, value, _ in named]
     numbers = [*(_state(one.value) for one in named), *(agreement.digest([name]) for name in own)]
-    least, most = agreement.extremes(process_set, carrier, numbers)
+    least, most = agreement.extremes(process_set, exchange_name, numbers)
     count = len(named)
     alike = least[count:] == most[count:]
     if not alike.all():
         shown = "\0".join(name if same else f"{name} on rank {process.rank()}" for name, same in zip(own, alike))
-        first = agreement.bytes_of_rank(process_set, carrier, np.frombuffer(shown.encode(), dtype=np.uint8), 0)
+        first = agreement.bytes_of_rank(process_set, exchange_name, np.frombuffer(shown.encode(), dtype=np.uint8), 0)
         own = first.tobytes().decode().split("\0")
     names = [name if given == name else f"{name} ({given})" for (name, _, _), given in zip(named, own)]
     return names, least[:count], most[:count]

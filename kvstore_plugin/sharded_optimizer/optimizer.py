@@ -289,7 +289,7 @@ class ShardedUpdate:
         self._priority = priority
         # Not the members themselves: their gradients, which may be temporary, would live as long as this object.
         self._weights = [member.weights for member in members]
-        self._adopted = [member.gradient for member in members] if in_place else []
+        self._in_place = [member.gradient for member in members] if in_place else []
         self._reduced: Sequence[NDArray] | None = None  # between reduce() and apply(): the gradients
         self._begun: list[Any] = []  # has an element if the operation of reduce() has its turn ...
         self._ended: list[Any] = []  # ... and if that of apply() has its turn, or was refused
@@ -419,7 +419,7 @@ class ShardedUpdate:
         """Give all workers all weights."""
         # No gradient may be read before the updates have run: reading an error clears it for all arrays that share
         # the error, and a later update would run with a gradient that was not summed.
-        gradients = self._reduced or self._adopted  # also keeps temporary arrays alive until the call
+        gradients = self._reduced or self._in_place  # also keeps temporary arrays alive until the call
         push = functools.partial(
             self._process_set._core.push_gather_from_owners,
             self.names(self._name)[1],

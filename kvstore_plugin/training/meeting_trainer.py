@@ -159,8 +159,8 @@ class MeetingTrainer(gluon.Trainer):
                 "other sets for all parameters. Give the trainer the process set of some of them."
             )
         # The last one: the comparison of a SparseReducer is made in each step, even if all its parameters are frozen.
-        carrier = company[-1] if company else None
-        self._clipping = Clipping(most, self._gradients, carrier, self._params, self._store_optimizer is None)
+        norm_reducer = company[-1] if company else None
+        self._clipping = Clipping(most, self._gradients, norm_reducer, self._params, self._store_optimizer is None)
 
     def _warn_of_noise(self) -> None:
         """Log a warning if the optimizer gives different weights to the workers; a LocalTrainer's workers have them."""

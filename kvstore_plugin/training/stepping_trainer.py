@@ -210,7 +210,7 @@ class SteppingTrainer(MeetingTrainer):
         self._awaits_update = not label or self._clipping is not None
         for number, reducer in enumerate(self._gradients):
             compares = Comparing.NOTHING if label else Comparing.UPDATE
-            if label and self._clipping is not None and self._clipping.is_carried_by(reducer):
+            if label and self._clipping is not None and self._clipping.is_made_by(reducer):
                 compares = Comparing.STEP
             try:
                 reducer.allreduce(ignore_stale, label or "allreduce_grads()", compares)

@@ -104,7 +104,7 @@ PYTHON = {
         "trainer",
     ],
     "kvstore_plugin/coordination/circular_wait.py": ["circular_wait"],
-    "kvstore_plugin/compat/references.py": ["adoption", "bucket_memory"],
+    "kvstore_plugin/compat/references.py": ["in_place", "bucket_memory"],
     "kvstore_plugin/coordination/deadlock_check.py": [
         "deadlock_check",
         "bad_input",
@@ -326,7 +326,7 @@ CPP = {
     "csrc/kernels/dtype.cpp": ["kernels", "core_numpy"],
     "csrc/memory/free_ranges.cpp": ["region", "memory"],
     "csrc/memory/headroom.cpp": ["memory"],
-    "csrc/memory/segment.cpp": ["threads", "adoption", "memory", "region", "security"],
+    "csrc/memory/segment.cpp": ["threads", "in_place", "memory", "region", "security"],
     "csrc/mxnet/api.cpp": ["pushpull", "engine_errors", "gpu_bridge"],
     "csrc/mxnet/bridge.cpp": ["engine_errors", "pushpull", "exit", "gpu_bridge"],
     "csrc/mxnet/calls.cpp": [

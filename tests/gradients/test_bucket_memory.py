@@ -121,7 +121,7 @@ _NETWORKS = {
 
 
 def _twins(build, seed, form, bucket_bytes, optimizer=_SGD):
-    """A network whose gradients are adopted, and one whose gradients are copied, each with its trainer."""
+    """A network whose gradients are in place, and one whose gradients are copied, each with its trainer."""
     pairs = []
     for size in (bucket_bytes, 0):
         net = build(seed)
@@ -137,17 +137,17 @@ def _twins(build, seed, form, bucket_bytes, optimizer=_SGD):
 @pytest.mark.parametrize("bucket_bytes", [1, 300, _ALL_IN_ONE], ids=["each alone", "some in one", "all in one"])
 @pytest.mark.parametrize("form", _FORMS.values(), ids=_FORMS)
 @pytest.mark.parametrize("network", _NETWORKS)
-def test_adopted_and_copied_training_give_the_same_bits(rank, gather, network, form, bucket_bytes):
+def test_training_in_place_and_by_copying_gives_the_same_bits(rank, gather, network, form, bucket_bytes):
     build, shape = _NETWORKS[network]
-    (adopted, a), (copied, c) = _twins(build, rank, form, bucket_bytes, _MOMENTUM)
-    before = checksum(adopted)
+    (in_place, a), (copied, c) = _twins(build, rank, form, bucket_bytes, _MOMENTUM)
+    before = checksum(in_place)
     assert before == checksum(copied)
     for step in range(_STEPS):
-        _train(adopted, a, rank, [step], shape=shape)
+        _train(in_place, a, rank, [step], shape=shape)
         _train(copied, c, rank, [step], shape=shape)
-    assert all(_shared(adopted)) and not any(_shared(copied))
-    assert checksum(adopted) == checksum(copied) != before
-    assert len(set(gather(checksum(adopted)))) == 1
+    assert all(_shared(in_place)) and not any(_shared(copied))
+    assert checksum(in_place) == checksum(copied) != before
+    assert len(set(gather(checksum(in_place)))) == 1
 
 
 @pytest.mark.ranks(2)
@@ -177,17 +177,17 @@ def test_each_worker_may_have_a_cpu_with_its_own_number(rank, gather, caplog, ne
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("form", _FORMS.values(), ids=_FORMS)
 def test_accumulated_gradients_give_the_same_bits(rank, gather, form):
-    (adopted, a), (copied, c) = _twins(dense_network, rank, form, _ALL_IN_ONE)
-    for net, trainer in ((adopted, a), (copied, c)):
+    (in_place, a), (copied, c) = _twins(dense_network, rank, form, _ALL_IN_ONE)
+    for net, trainer in ((in_place, a), (copied, c)):
         _set_grad_req(net, "add")
         for step in range(_STEPS):
             for part in range(3):
                 _backward(net, rank, 10 * step + part)
             trainer.step(3 * _BATCH)
             _all_parameters(net, "zero_grad")
-    assert all(_shared(adopted))
-    assert checksum(adopted) == checksum(copied)
-    assert len(set(gather(checksum(adopted)))) == 1
+    assert all(_shared(in_place))
+    assert checksum(in_place) == checksum(copied)
+    assert len(set(gather(checksum(in_place)))) == 1
 
 
 @pytest.mark.ranks(2)
@@ -209,12 +209,12 @@ def test_gradients_of_several_dtypes_lie_in_buckets_of_their_own(rank, gather):
             loss.backward()
             trainer.step(_BATCH)
 
-    (adopted, a), (copied, c) = _twins(build, rank, None, _ALL_IN_ONE)
-    train(adopted, a)
+    (in_place, a), (copied, c) = _twins(build, rank, None, _ALL_IN_ONE)
+    train(in_place, a)
     train(copied, c)
-    assert all(_shared(adopted))
-    assert checksum(adopted) == checksum(copied)
-    assert len(set(gather(checksum(adopted)))) == 1
+    assert all(_shared(in_place))
+    assert checksum(in_place) == checksum(copied)
+    assert len(set(gather(checksum(in_place)))) == 1
 
 
 def _warnings(caplog, words) -> int:
@@ -283,17 +283,17 @@ def test_gradients_to_other_arrays_do_not_count(rank, caplog):
 @pytest.mark.parametrize("form", _FORMS.values(), ids=_FORMS)
 @pytest.mark.parametrize("other", ["float64", "float16"])
 def test_cast_and_back_between_steps(rank, gather, form, other):
-    (adopted, a), (copied, c) = _twins(_norm_network, rank, form, _ALL_IN_ONE)
+    (in_place, a), (copied, c) = _twins(_norm_network, rank, form, _ALL_IN_ONE)
     places = {}
     for turn, dtype in enumerate(["float32", other, "float32", other]):
-        for net, trainer in ((adopted, a), (copied, c)):
+        for net, trainer in ((in_place, a), (copied, c)):
             net.cast(dtype)
             _train(net, trainer, rank, [2 * turn, 2 * turn + 1], dtype=dtype)
-        assert all(_shared(adopted)) and not any(_shared(copied))
+        assert all(_shared(in_place)) and not any(_shared(copied))
         # The second time as the first, or memory would grow with every cast.
-        assert places.setdefault(dtype, _addresses(adopted)) == _addresses(adopted)
-        assert checksum(adopted) == checksum(copied)
-        assert len(set(gather(checksum(adopted)))) == 1
+        assert places.setdefault(dtype, _addresses(in_place)) == _addresses(in_place)
+        assert checksum(in_place) == checksum(copied)
+        assert len(set(gather(checksum(in_place)))) == 1
 
 
 @pytest.mark.ranks(2)
@@ -576,19 +576,19 @@ def test_a_copy_of_a_trainer_reduces_its_own_gradients(rank, gather, duplicate):
 @pytest.mark.parametrize("form", _FORMS.values(), ids=_FORMS)
 def test_training_goes_on_after_shutdown_and_init(rank, gather, form):
     """The old segment, in which the gradients lie, is not the one that the new core reduces in."""
-    (adopted, a), (copied, c) = _twins(dense_network, rank, form, _ALL_IN_ONE)
-    for net, trainer in ((adopted, a), (copied, c)):
+    (in_place, a), (copied, c) = _twins(dense_network, rank, form, _ALL_IN_ONE)
+    for net, trainer in ((in_place, a), (copied, c)):
         _train(net, trainer, rank, range(2))
     gather("all ranks are done with what they asked for")
     mykv.shutdown()
     gather("all ranks have left")
     mykv.init()
-    for net, trainer in ((adopted, a), (copied, c)):
+    for net, trainer in ((in_place, a), (copied, c)):
         _train(net, trainer, rank, range(2, 4))
         _set_grad_req(net, "add")
         _train(net, trainer, rank, [4])
-    assert checksum(adopted) == checksum(copied)
-    assert len(set(gather(checksum(adopted)))) == 1
+    assert checksum(in_place) == checksum(copied)
+    assert len(set(gather(checksum(in_place)))) == 1
     fresh = dense_network(seed=rank)
     _train(fresh, _trainer(fresh), rank, range(2))
     assert all(_shared(fresh))
@@ -700,11 +700,11 @@ def test_a_bucket_of_a_gpu_holds_gradients_on_cache_lines_and_is_reduced_from_it
     assert options == {"shards": [(0, 64, 0)]}
 
 
-_ADOPTED = {"stype": "default", "shape": (2, 3), "dtype": "float32", "device": "cpu"}
+_IN_PLACE = {"stype": "default", "shape": (2, 3), "dtype": "float32", "device": "cpu"}
 
 
 @pytest.mark.parametrize(
-    ("other", "adopted"),
+    ("other", "in_place"),
     [
         ({}, True),
         ({"dtype": "int64"}, True),
@@ -717,11 +717,11 @@ _ADOPTED = {"stype": "default", "shape": (2, 3), "dtype": "float32", "device": "
     ],
     ids=str,
 )
-def test_gradients_that_a_bucket_can_hold(other, adopted):
-    how = {**_ADOPTED, **other}
+def test_gradients_that_a_bucket_can_hold(other, in_place):
+    how = {**_IN_PLACE, **other}
     context = SimpleNamespace(device_type=how["device"])
     gradient = SimpleNamespace(**how, size=int(np.prod(how["shape"])), context=context)
     parameter = SimpleNamespace(_grad=[gradient])
-    assert bucket_memory.GradientMemory._adoptable(parameter) is adopted
+    assert bucket_memory.GradientMemory._fits_bucket(parameter) is in_place
     parameter._grad.append(gradient)  # a replica on another device
-    assert not bucket_memory.GradientMemory._adoptable(parameter)
+    assert not bucket_memory.GradientMemory._fits_bucket(parameter)

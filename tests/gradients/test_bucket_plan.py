@@ -8,27 +8,27 @@ import numpy as np
 import pytest
 from harness.support import mx
 from kvstore_plugin.gradients import bucket_plan
-from kvstore_plugin.gradients.bucket_plan import Reduction, Slot
+from kvstore_plugin.gradients.bucket_plan import Reduction, BucketMember
 from kvstore_plugin.sharded_optimizer.partition import Shard
 from mxnet import gluon
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
 
-def _slot(label, elements=1, dtype="float32", devices=(0,), group=None, priority=0):
+def _member(label, elements=1, dtype="float32", devices=(0,), group=None, priority=0):
     parameter = gluon.Parameter(label, shape=(elements,), dtype=dtype)
     parameter.initialize(mx.init.Zero(), [mx.cpu(number) for number in devices])
-    return Slot(label, f"gradients/{label}", parameter, priority, group, 0)
+    return BucketMember(label, f"gradients/{label}", parameter, priority, group, 0)
 
 
 def _reduction(bucket_bytes=16 * _MIB, num_groups=0, mean=True, divisor=1.0, size=4):
     return Reduction(SimpleNamespace(size=lambda: size), mean, "", bucket_bytes, num_groups, None, divisor)
 
 
-def _packed(slots, **options):
+def _packed(members, **options):
     memory = SimpleNamespace(in_place=lambda parameters: {})
-    operations = bucket_plan.propose("trainer", _reduction(**options), memory, slots)
-    return [[slot.label for slot in operation.slots] for operation in operations]
+    operations = bucket_plan.planned("trainer", _reduction(**options), memory, members)
+    return [[member.label for member in operation.members] for operation in operations]
 
 
 @pytest.mark.parametrize(
@@ -56,41 +56,41 @@ def test_the_scale_is_of_the_ranks_or_of_the_divisor():
 )
 def test_gradients_are_packed_if_buckets_or_groups_are_wanted(options, packs):
     group = 0 if options["num_groups"] else None
-    assert _packed([_slot("a", group=group), _slot("b", group=group)], **options) == packs
+    assert _packed([_member("a", group=group), _member("b", group=group)], **options) == packs
 
 
 @pytest.mark.parametrize(("bucket_bytes", "nbytes"), [(16 * _MIB, 512 * _KIB), (4 * _KIB, 4 * _KIB)])
 def test_a_pack_is_as_large_as_a_bucket_and_512_kib_at_most(bucket_bytes, nbytes):
     half = nbytes // 8  # elements
-    slots = [_slot("a", half), _slot("b", half), _slot("c"), _slot("d", 2 * half + 1), _slot("e")]
-    assert _packed(slots, bucket_bytes=bucket_bytes) == [["a", "b"], ["c"], ["d"], ["e"]]
+    members = [_member("a", half), _member("b", half), _member("c"), _member("d", 2 * half + 1), _member("e")]
+    assert _packed(members, bucket_bytes=bucket_bytes) == [["a", "b"], ["c"], ["d"], ["e"]]
 
 
 def test_packs_follow_the_order_of_the_network():
-    slots = [_slot(label, 16, priority=priority) for label, priority in (("c", -3), ("a", -1), ("b", -2))]
-    assert _packed(slots, bucket_bytes=128) == [["a", "b"], ["c"]]
+    members = [_member(label, 16, priority=priority) for label, priority in (("c", -3), ("a", -1), ("b", -2))]
+    assert _packed(members, bucket_bytes=128) == [["a", "b"], ["c"]]
 
 
 def test_a_pack_has_gradients_of_the_same_dtype_device_and_group():
-    slots = [
-        _slot("a"),
-        _slot("double", dtype="float64"),
-        _slot("elsewhere", devices=(1,)),
-        _slot("in two places", devices=(0, 1)),
-        _slot("b"),
-        _slot("in two places too", devices=(0, 1)),
-        _slot("double too", dtype="float64"),
+    members = [
+        _member("a"),
+        _member("double", dtype="float64"),
+        _member("elsewhere", devices=(1,)),
+        _member("in two places", devices=(0, 1)),
+        _member("b"),
+        _member("in two places too", devices=(0, 1)),
+        _member("double too", dtype="float64"),
     ]
     packs = [["a", "b"], ["double", "double too"], ["elsewhere"], ["in two places"], ["in two places too"]]
-    assert _packed(slots) == packs
-    slots = [_slot("a", 100, group=0), _slot("b", 100, group=1), _slot("c", 100, group=0)]
-    assert _packed(slots, bucket_bytes=100, num_groups=2) == [["a", "c"], ["b"]]
+    assert _packed(members) == packs
+    members = [_member("a", 100, group=0), _member("b", 100, group=1), _member("c", 100, group=0)]
+    assert _packed(members, bucket_bytes=100, num_groups=2) == [["a", "c"], ["b"]]
 
 
 @pytest.mark.parametrize("bucket_bytes", [0, _MIB])
 def test_gradients_that_are_copied_alone_come_in_the_order_of_the_network(bucket_bytes):
-    slots = [_slot("b", priority=-1), _slot("a", priority=0)]
-    operations = bucket_plan.copied("trainer", _reduction(bucket_bytes), slots)
+    members = [_member("b", priority=-1), _member("a", priority=0)]
+    operations = bucket_plan.copied("trainer", _reduction(bucket_bytes), members)
     assert [operation.name for operation in operations] == ["gradients/a", "gradients/b"]
 
 
@@ -103,7 +103,7 @@ def _shards(members, used, dtype="float32"):
         for owner, count in owned:
             shards[key].append(Shard(owner, at, count))
             at += count
-        listed.append((Slot("", "", None, 0, None, key), begin, None))
+        listed.append((BucketMember("", "", None, 0, None, key), begin, None))
     bucket = SimpleNamespace(dtype=np.dtype(dtype), used=used)
     return bucket_plan._shards(SimpleNamespace(shards_of=shards.__getitem__), bucket, listed)
 

@@ -39,7 +39,7 @@ def _stock_by_name(params, optimizer, size):
 
 
 def _copying(params, optimizer, size):
-    # gradients are not adopted into shared memory: each is copied in and out
+    # gradients are not in shared memory: each is copied in and out
     return mykv.DistributedTrainer(params, *optimizer, bucket_bytes=0), _BATCH
 
 

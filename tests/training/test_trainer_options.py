@@ -233,7 +233,7 @@ def _wide_network(seed):
 
 
 @pytest.mark.ranks(2)
-def test_gradients_that_cannot_be_adopted_are_packed(rank, watched, gather):
+def test_gradients_that_cannot_be_in_place_share_copied_buckets(rank, watched, gather):
     """The program holds their arrays, so they stay where they are."""
     results = []
     for bucket_bytes in (0, 200, 16 << 20):

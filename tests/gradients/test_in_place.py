@@ -1,7 +1,7 @@
 """Every way in which a gradient array that is older than its trainer can still be read or written.
 
 docs/architecture.md has the same list. Training must give what it gives with gradients that are copied, and
-statistics() says why a gradient was not adopted.
+statistics() says why a gradient is copied.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def test_passes_whose_graph_is_gone_hold_nothing(rank, form):
 
 
 @pytest.mark.ranks(2)
-def test_a_gradient_keeps_its_value_and_its_mark_when_it_is_adopted_after_a_backward(rank, gather):
+def test_a_gradient_keeps_its_value_and_its_mark_when_it_is_moved_after_a_backward(rank, gather):
     expected = _trained(_own, range(3), rank)
     net = dense_network(seed=0)
     _backward(net, rank, 0)
@@ -217,7 +217,7 @@ def test_a_dropped_trainer_ends_at_once():
 
 @pytest.mark.ranks(2)
 def test_two_trainers_of_one_network_in_turn(rank, gather):
-    """The first looks again after the second is made, on all ranks, whatever each of them could adopt."""
+    """The first looks again after the second is made, on all ranks, whatever each of them could move."""
     results = []
     for bucket_bytes in (16 << 20, 0):
         net = dense_network(seed=0)
