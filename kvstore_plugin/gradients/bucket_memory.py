@@ -1,6 +1,6 @@
 """Gradients in memory that the ranks can reduce in place: the host's shared memory, or a GPU's memory.
 
-A trainer gives its parameters gradient arrays that are views of buckets in such memory: the gradients are in place. What
+A trainer gives its parameters gradient arrays that are views of buckets in such memory: they are in place. What
 still holds an old gradient array would go on reading and writing the old memory: an array that the program keeps, a
 recorded graph whose backward comes later, a network hybridized with static_alloc, which writes to the arrays of its
 first backward. So a gradient is moved only if nothing else holds it; the other gradients are reduced by copying.
@@ -27,6 +27,7 @@ from ..compat.arrays import DTYPES, wait_to_write
 from ..compat.mxnet import NDArray, Parameter, autograd, view_of_device_memory, view_of_memory
 from ..world import process
 from ..world.process_set import ProcessSet
+from .bucket_sizes import BucketFiller
 
 # DLPack's code for a CUDA device (kDLCUDA).
 _DLPACK_GPU = 2
@@ -74,10 +75,9 @@ class Place(NamedTuple):
 class Bucket:
     """Gradients of one dtype on one device, side by side, reduced by one operation. Subclasses own the memory."""
 
-    def __init__(self, process_set: ProcessSet, dtype: np.dtype, capacity: int) -> None:
+    def __init__(self, process_set: ProcessSet, dtype: np.dtype) -> None:
         self.process_set = process_set
         self.dtype = dtype
-        self.capacity = capacity  # bytes
         self.used = 0  # bytes
         self.members: list[Place] = []
 
@@ -112,9 +112,9 @@ class Bucket:
 class SharedBucket(Bucket):
     """In the shared memory of a process set."""
 
-    def __init__(self, process_set: ProcessSet, dtype: np.dtype, capacity: int) -> None:
-        super().__init__(process_set, dtype, capacity)
-        self._buffer = process_set._core.reserve(capacity)
+    def __init__(self, process_set: ProcessSet, dtype: np.dtype, size: int) -> None:
+        super().__init__(process_set, dtype)
+        self._buffer = process_set._core.reserve(size)
 
     @property
     def attached(self) -> bool:
@@ -133,11 +133,11 @@ class SharedBucket(Bucket):
 class DeviceBucket(Bucket):
     """In the memory of a GPU."""
 
-    def __init__(self, process_set: ProcessSet, dtype: np.dtype, capacity: int, device: int) -> None:
-        super().__init__(process_set, dtype, capacity)
+    def __init__(self, process_set: ProcessSet, dtype: np.dtype, size: int, device: int) -> None:
+        super().__init__(process_set, dtype)
         self._generation = process.generation
         self._group = process_set._core if process_set._core is not process.core else process.core.world()
-        self._memory = process.core.GpuMemory(device, capacity)
+        self._memory = process.core.GpuMemory(device, size)
 
     @property
     def attached(self) -> bool:
@@ -154,7 +154,7 @@ class DeviceBucket(Bucket):
 
 
 def renew(parameters: Iterable[Parameter]) -> None:
-    """Let the gradients of Parameters be moved into buckets again. The caller ensures that no earlier graph writes to them."""
+    """Let the gradients of Parameters be moved again. The caller ensures that no earlier graph writes to them."""
     for parameter in parameters:
         if parameter._grad is not None:
             _born[parameter] = _recordings
@@ -177,7 +177,7 @@ class GradientMemory:
         self.bucket_bytes = bucket_bytes
         self._generation = process.generation
         self._group_of: dict[Parameter, int | None] = {}  # in the order of the network
-        self._filling: dict[tuple, Bucket] = {}  # by group, dtype and GPU
+        self._filler = BucketFiller()
         self._late: dict[Parameter, str] = {}  # Parameters whose gradients could not be moved, and why
 
     def own(self, parameters: Sequence[tuple[Parameter, int | None]]) -> None:
@@ -308,15 +308,13 @@ class GradientMemory:
         return None
 
     def _bucket_for(self, group: int | None, dtype: np.dtype, gpu: int | None, nbytes: int) -> Bucket:
-        bucket = self._filling.get((group, dtype, gpu))
-        if bucket is None or bucket.used + nbytes > bucket.capacity:
-            capacity = max(self.bucket_bytes if group is None else self._group_bytes(group, dtype), nbytes)
+        def make() -> tuple[Bucket, int]:
+            size = max(self.bucket_bytes if group is None else self._group_bytes(group, dtype), nbytes)
             if gpu is None:
-                bucket = SharedBucket(self._process_set, dtype, capacity)
-            else:
-                bucket = DeviceBucket(self._process_set, dtype, capacity, gpu)
-            self._filling[group, dtype, gpu] = bucket
-        return bucket
+                return SharedBucket(self._process_set, dtype, size), size
+            return DeviceBucket(self._process_set, dtype, size, gpu), size
+
+        return self._filler.bucket_for((group, dtype, gpu), nbytes, make)
 
     def _group_bytes(self, group: int, dtype: np.dtype) -> int:
         """Bytes for the gradients of a group that have no view yet; an estimate if some shapes are unknown."""
@@ -356,7 +354,7 @@ def _gpu_of(array: NDArray) -> int | None:
 
 
 def _dtype_name(dtype: Any) -> str:
-    """Name of a Parameter's dtype. numpy does not know bfloat16; any name does for it, since it is never in a bucket."""
+    """Name of a Parameter's dtype. numpy does not know bfloat16; any name does for it, which is in no bucket."""
     try:
         return np.dtype(dtype).name
     except TypeError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
@@ -20,29 +21,11 @@ from ..sharded_optimizer.optimizer import Member, ShardedUpdate, StoreOptimizer
 from ..world import process
 from ..world.process_set import ProcessSet
 from .bucket_memory import Bucket, GradientMemory
+from .bucket_sizes import LARGEST_COPIED_BUCKET, BucketFiller
 from .squares import Squares
 
 # Only these dtypes are compressed between hosts.
 _COMPRESSED_DTYPES = ("float32", "float64")
-
-# Packs save the cost of one operation for each small gradient. Larger packs overlap copying and reducing less: with
-# packs of 4 MiB a step of ResNet-50's gradients was slower than with gradients that are copied alone.
-_LARGEST_PACKED = 512 << 10  # bytes
-
-# On one host few operations are the cheapest. Between hosts the network is the bottleneck and must not idle: gradients
-# that the next forward pass needs first should not wait behind many others. Training of ResNet-18 over 1 Gbit/s took
-# 1.22 times as long as its communication alone with 16 MiB, 1.17 with 4 MiB and 1.13 with 1 MiB. Each rank gets its
-# piece of a bucket in separate messages, which should not be tiny.
-_BUCKET_BYTES_ON_ONE_HOST = 16 << 20
-_LEAST_BUCKET_BYTES = 1 << 20
-_BYTES_FOR_EACH_RANK = 16 << 10
-
-
-def default_bucket_bytes(hosts: int, ranks: int) -> int:
-    """Bytes of a bucket if the user gives none."""
-    if hosts == 1:
-        return _BUCKET_BYTES_ON_ONE_HOST
-    return min(_BUCKET_BYTES_ON_ONE_HOST, max(_LEAST_BUCKET_BYTES, _BYTES_FOR_EACH_RANK * ranks))
 
 
 class BucketMember:
@@ -73,8 +56,8 @@ class Reduction(NamedTuple):
     process_set: ProcessSet
     mean: bool  # or sum
     compression: str  # type or compressor between hosts; empty: uncompressed
-    bucket_bytes: int  # 0: no packs
-    num_groups: int  # 0: gradients are packed by bucket_bytes
+    bucket_bytes: int  # the size of a bucket; 0: no gradient is in place
+    num_groups: int  # 0: buckets have the size of bucket_bytes
     store_optimizer: StoreOptimizer | None = None  # updates from the sums; each worker updates its shards
     divisor: float = 1.0  # of sums; means are divided by the number of workers
     hook: Callable[[Any], None] | None = None  # reduces each bucket in our place; given a GradientBucket
@@ -90,7 +73,7 @@ class Reduction(NamedTuple):
         return counts_elements(self.compression)
 
     @property
-    def packs(self) -> bool:
+    def has_buckets(self) -> bool:
         """Whether one operation reduces several gradients."""
         return bool(self.bucket_bytes or self.num_groups)
 
@@ -190,7 +173,7 @@ def planned(
     operations = _bucket_operations(scope, reduction, memory, active)
     covered = {id(member) for operation in operations for member in operation.members}
     rest = [member for member in active if id(member) not in covered]
-    return operations + [_copied(scope, reduction, members) for members in _packed(reduction, rest)]
+    return operations + [_copied(scope, reduction, members) for members in _copied_buckets(reduction, rest)]
 
 
 def copied(scope: str, reduction: Reduction, active: Sequence[BucketMember]) -> list[Operation]:
@@ -290,25 +273,24 @@ def _copied(scope: str, reduction: Reduction, members: Sequence[BucketMember]) -
     return Operation(name, members, "", push_all, priority)
 
 
-def _packed(reduction: Reduction, members: Sequence[BucketMember]) -> list[list[BucketMember]]:
-    """Divide the gradients that are copied into operations, in the order of the network."""
-    if not reduction.packs:
+def _copied_buckets(reduction: Reduction, members: Sequence[BucketMember]) -> list[list[BucketMember]]:
+    """Divide the gradients that are copied into buckets, in the order of the network."""
+    if not reduction.has_buckets:
         return [[member] for member in members]
-    packs: list[list[BucketMember]] = []
-    filling: dict[Any, tuple] = {}  # by group, dtype and device: a pack and its size in bytes
-    most = min(reduction.bucket_bytes, _LARGEST_PACKED)
+    buckets: list[list[BucketMember]] = []
+    filler = BucketFiller()
+
+    def begin(size: float) -> tuple[list[BucketMember], float]:
+        buckets.append([])
+        return buckets[-1], size
+
     for member in sorted(members, key=lambda member: -member.priority):
         gradient = member.parameter._grad[0]
         if len(member.parameter._grad) > 1 or gradient.size == 0:
-            packs.append([member])
+            buckets.append([member])
             continue
         dtype = np.dtype(gradient.dtype)
-        nbytes = gradient.size * dtype.itemsize
+        size = min(reduction.bucket_bytes, LARGEST_COPIED_BUCKET) if member.group is None else math.inf
         kind = (member.group, dtype, str(gradient.context))
-        pack, used = filling.get(kind, (None, 0))
-        if pack is None or (member.group is None and used + nbytes > most):
-            pack, used = [], 0
-            packs.append(pack)
-        pack.append(member)
-        filling[kind] = (pack, used + nbytes)
-    return packs
+        filler.bucket_for(kind, gradient.size * dtype.itemsize, functools.partial(begin, size)).append(member)
+    return buckets

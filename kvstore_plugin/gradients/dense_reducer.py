@@ -19,7 +19,7 @@ from ..parameters.naming import Named
 from ..world import process
 from . import equal_batches
 from .bucket_memory import GradientMemory
-from .bucket_plan import Operation, Reduction, BucketMember
+from .bucket_plan import BucketMember, Operation, Reduction
 from .fence import Fence, SumsCheck
 from .planned_reducer import PlannedReducer
 from .reducer import Comparing

@@ -26,7 +26,8 @@ from ..world import process
 from ..world.process_set import ProcessSet
 from . import bucket_plan
 from .bucket_memory import GradientMemory
-from .bucket_plan import Operation, Reduction, BucketMember
+from .bucket_plan import BucketMember, Operation, Reduction
+from .bucket_sizes import number_groups
 from .communication_hook import HookedOperation
 from .fence import Fence
 from .reducer import SharedReducer
@@ -107,11 +108,8 @@ class PlannedReducer(SharedReducer):
         """Let the gradients be in shared memory from now on, or from their initialization."""
         # In the order of the network, as parameters are initialized, so that layouts agree between ranks.
         in_order = sorted(self._members, key=lambda member: -member.priority)
-        if self._reduction.counts_elements:  # the compressor counts per array, so each array needs its own operation
-            for number, member in enumerate(in_order):
-                member.group = number
-        else:
-            _divide(in_order, self._reduction.num_groups)
+        # A compressor that counts elements does so for each array, so each array needs its own operation.
+        number_groups(in_order, self._reduction.num_groups, each_alone=self._reduction.counts_elements)
         try:
             self._memory.own([(member.parameter, member.group) for member in in_order])
         except Exception as error:
@@ -229,14 +227,3 @@ def _check_members(process_set: ProcessSet, exchange_name: str, members: Sequenc
     """Raise a RuntimeError on all ranks unless they have the same members, by their labels."""
     shown = [described_within(member.label, member.parameter) for member in members]
     agreement.check_names(process_set, exchange_name, [member.label for member in members], what, shown=shown)
-
-
-def _divide(members: Sequence[BucketMember], num_groups: int) -> None:
-    """Number the groups of the members: each group has as many gradients as the others, in the members' order."""
-    if not num_groups:
-        return
-    trainable = sum(member.parameter.grad_req != "null" for member in members)
-    before = 0
-    for member in members:
-        member.group = min(before * num_groups // max(trainable, 1), num_groups - 1)
-        before += member.parameter.grad_req != "null"

@@ -20,7 +20,8 @@ from ..coordination import agreement, deadlock_check, operation, step_label
 from ..coordination.operation_names import FirstUse, KeptNames
 from ..gradients import step_guard
 from ..gradients.bucket_memory import GradientMemory
-from ..gradients.bucket_plan import Reduction, default_bucket_bytes
+from ..gradients.bucket_plan import Reduction
+from ..gradients.bucket_sizes import default_bucket_bytes
 from ..gradients.dense_reducer import DenseReducer
 from ..gradients.reducer import UPDATE_REFUSED, Comparing
 from ..gradients.step_guard import StepGuard

@@ -13,7 +13,8 @@ from ..compat import arrays, mxnet
 from ..compat.arguments import check_is_added, positive_number, whole_number
 from ..compat.mxnet import Parameter
 from ..coordination import step_label
-from ..gradients.bucket_plan import Reduction, default_bucket_bytes
+from ..gradients.bucket_plan import Reduction
+from ..gradients.bucket_sizes import default_bucket_bytes
 from ..gradients.communication_hook import GradientBucket
 from ..gradients.compressor_hook import CompressorHook
 from ..gradients.power_sgd import PowerSGD

@@ -80,6 +80,7 @@ PYTHON = {
         "mistakes",
     ],
     "kvstore_plugin/sharded_optimizer/partition.py": ["partition", "sharded_optimizer", "state_file"],
+    "kvstore_plugin/gradients/bucket_sizes.py": ["bucket_plan", "dense_reducer", "bucket_memory", "trainer_options"],
     "kvstore_plugin/gradients/bucket_plan.py": [
         "bucket_plan",
         "bucket_memory",

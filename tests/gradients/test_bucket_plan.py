@@ -1,4 +1,4 @@
-"""How gradients are divided into operations: which are packed together, and who sums which elements of a bucket."""
+"""How gradients are divided into operations: which share a bucket, and who sums which elements of a bucket."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from harness.support import mx
-from kvstore_plugin.gradients import bucket_plan
-from kvstore_plugin.gradients.bucket_plan import Reduction, BucketMember
+from kvstore_plugin.gradients import bucket_plan, bucket_sizes
+from kvstore_plugin.gradients.bucket_plan import BucketMember, Reduction
 from kvstore_plugin.sharded_optimizer.partition import Shard
 from mxnet import gluon
 
@@ -25,7 +25,7 @@ def _reduction(bucket_bytes=16 * _MIB, num_groups=0, mean=True, divisor=1.0, siz
     return Reduction(SimpleNamespace(size=lambda: size), mean, "", bucket_bytes, num_groups, None, divisor)
 
 
-def _packed(members, **options):
+def _labels(members, **options):
     memory = SimpleNamespace(in_place=lambda parameters: {})
     operations = bucket_plan.planned("trainer", _reduction(**options), memory, members)
     return [[member.label for member in operation.members] for operation in operations]
@@ -37,7 +37,7 @@ def _packed(members, **options):
 )
 def test_buckets_grow_with_the_ranks_between_hosts(hosts, ranks, nbytes):
     """Each rank's piece has 16 KiB, as far as a bucket has 1 to 16 MiB."""
-    assert bucket_plan.default_bucket_bytes(hosts, ranks) == nbytes
+    assert bucket_sizes.default_bucket_bytes(hosts, ranks) == nbytes
 
 
 def test_the_scale_is_of_the_ranks_or_of_the_divisor():
@@ -46,7 +46,7 @@ def test_the_scale_is_of_the_ranks_or_of_the_divisor():
 
 
 @pytest.mark.parametrize(
-    ("options", "packs"),
+    ("options", "buckets"),
     [
         ({"bucket_bytes": 0, "num_groups": 0}, [["a"], ["b"]]),
         ({"bucket_bytes": 100, "num_groups": 0}, [["a", "b"]]),
@@ -54,21 +54,21 @@ def test_the_scale_is_of_the_ranks_or_of_the_divisor():
     ],
     ids=str,
 )
-def test_gradients_are_packed_if_buckets_or_groups_are_wanted(options, packs):
+def test_gradients_share_copied_buckets_if_buckets_or_groups_are_wanted(options, buckets):
     group = 0 if options["num_groups"] else None
-    assert _packed([_member("a", group=group), _member("b", group=group)], **options) == packs
+    assert _labels([_member("a", group=group), _member("b", group=group)], **options) == buckets
 
 
 @pytest.mark.parametrize(("bucket_bytes", "nbytes"), [(16 * _MIB, 512 * _KIB), (4 * _KIB, 4 * _KIB)])
 def test_a_pack_is_as_large_as_a_bucket_and_512_kib_at_most(bucket_bytes, nbytes):
     half = nbytes // 8  # elements
     members = [_member("a", half), _member("b", half), _member("c"), _member("d", 2 * half + 1), _member("e")]
-    assert _packed(members, bucket_bytes=bucket_bytes) == [["a", "b"], ["c"], ["d"], ["e"]]
+    assert _labels(members, bucket_bytes=bucket_bytes) == [["a", "b"], ["c"], ["d"], ["e"]]
 
 
-def test_packs_follow_the_order_of_the_network():
+def test_copied_buckets_follow_the_order_of_the_network():
     members = [_member(label, 16, priority=priority) for label, priority in (("c", -3), ("a", -1), ("b", -2))]
-    assert _packed(members, bucket_bytes=128) == [["a", "b"], ["c"]]
+    assert _labels(members, bucket_bytes=128) == [["a", "b"], ["c"]]
 
 
 def test_a_pack_has_gradients_of_the_same_dtype_device_and_group():
@@ -81,10 +81,10 @@ def test_a_pack_has_gradients_of_the_same_dtype_device_and_group():
         _member("in two places too", devices=(0, 1)),
         _member("double too", dtype="float64"),
     ]
-    packs = [["a", "b"], ["double", "double too"], ["elsewhere"], ["in two places"], ["in two places too"]]
-    assert _packed(members) == packs
+    buckets = [["a", "b"], ["double", "double too"], ["elsewhere"], ["in two places"], ["in two places too"]]
+    assert _labels(members) == buckets
     members = [_member("a", 100, group=0), _member("b", 100, group=1), _member("c", 100, group=0)]
-    assert _packed(members, bucket_bytes=100, num_groups=2) == [["a", "c"], ["b"]]
+    assert _labels(members, bucket_bytes=100, num_groups=2) == [["a", "c"], ["b"]]
 
 
 @pytest.mark.parametrize("bucket_bytes", [0, _MIB])

@@ -8,7 +8,7 @@ import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness.support import array, checksum, dense_network, mx, parameters, structure
-from kvstore_plugin.gradients import planned_reducer
+from kvstore_plugin.gradients import bucket_sizes
 from kvstore_plugin.world import process
 from mxnet import autograd
 
@@ -30,7 +30,7 @@ from mxnet import autograd
 def test_groups_have_equally_many_trained_parameters(trained, num_groups, groups):
     parameters = [SimpleNamespace(grad_req="write" if one == "1" else "null") for one in trained]
     slots = [SimpleNamespace(parameter=parameter, group=None) for parameter in parameters]
-    planned_reducer._divide(slots, num_groups)
+    bucket_sizes.number_groups(slots, num_groups)
     assert [slot.group for slot in slots] == groups
 
 

@@ -291,7 +291,7 @@ def test_an_error_between_operations_of_a_step_refuses_the_rest(rank, gather, mo
     """A worker that breaks off between two operations must not let them meet those of the next step."""
     net = dense_network(0)
     held = [one.grad() for one in structure(net).values()]  # so that gradients are copied
-    monkeypatch.setattr("kvstore_plugin.gradients.bucket_plan._LARGEST_PACKED", 64)
+    monkeypatch.setattr("kvstore_plugin.gradients.bucket_plan.LARGEST_COPIED_BUCKET", 64)
     trainer = _trainer(net, "store", update_on_kvstore=on_store)
     _backward(net, rank)
     trainer.step(4)

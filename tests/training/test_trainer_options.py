@@ -9,7 +9,7 @@ import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness.support import IS_2, MXNetError, array, checksum, clear_errors, dense_network, mx, parameters, structure
-from kvstore_plugin.gradients.bucket_plan import default_bucket_bytes
+from kvstore_plugin.gradients.bucket_sizes import default_bucket_bytes
 from kvstore_plugin.world import process
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
