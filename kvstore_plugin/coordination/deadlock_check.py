@@ -61,7 +61,7 @@ _met: dict[int, tuple[str, str]] = {}
 _checkpoints: dict[str, tuple[Any, weakref.ref]] = {}
 
 
-def made(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callable[[Any, str], None]) -> None:
+def register(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callable[[Any, str], None]) -> None:
     """Note that there is a trainer.
 
     Parameters
@@ -76,8 +76,8 @@ def made(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callable[
     _calls[trainer] = (awaited_by, refuse)
 
 
-def stepped(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callable[[Any, str], None]) -> None:
-    """Note that this thread takes a step of a trainer, also of a copy that was not passed to `made`; as `made`."""
+def note_step(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callable[[Any, str], None]) -> None:
+    """Note that this thread takes a step of a trainer, also of a copy that was not registered; as `register`."""
     _threads[trainer] = threading.get_ident()
     _calls[trainer] = (awaited_by, refuse)
 
@@ -125,7 +125,7 @@ def waiting_name(process_set: Any) -> str:
     return f"{process_set._scope}/waiting"
 
 
-def waits(turn: Any) -> None:
+def note_waiting_call(turn: Any) -> None:
     """Note that this thread meets other ranks, maybe in a call that waits."""
     _met[threading.get_ident()] = turn.name, turn.call
     if turn.name == waiting_name(turn.process_set):

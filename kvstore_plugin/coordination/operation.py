@@ -173,7 +173,7 @@ class Turn:
         MXNetError
             A rank is in another call that waits or in a step, has refused, has not arrived in time, or is gone.
         """
-        deadlock_check.waits(self)
+        deadlock_check.note_waiting_call(self)
         rows = np.zeros((self.core.size(), len(numbers)), dtype=np.int64)
         rows[self.core.rank()] = numbers
         result = np.empty_like(rows)

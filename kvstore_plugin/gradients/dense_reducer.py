@@ -253,7 +253,7 @@ class DenseReducer(PlannedReducer):
 
     def refuse(self, reason: str) -> None:
         self.leave_out_comparison(reason)
-        self.give_back(reason)
+        self.redefer(reason)
         self._refuse_step(reason)
 
     def _refuse_step(self, reason: str) -> None:

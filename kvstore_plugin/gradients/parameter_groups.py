@@ -23,7 +23,7 @@ class Share(NamedTuple):
     names: Any  # the KeptNames of the scope
 
 
-class Company:
+class TrainerWorkers:
     """The workers of a trainer's process set. They skip a step together, and join() lets them end at different steps.
 
     Parameters
@@ -40,12 +40,12 @@ class Company:
     process_set : ProcessSet
     scope : str
         Begins the names of the set's operations; empty if this worker is not in the set.
-    is_apart : bool
+    gradients_may_differ : bool
         Whether some parameter on some worker is not reduced over the whole set. Gradients may then differ between
         workers.
-    is_divided : bool
+    has_other_groups : bool
         Whether some worker trains parameters in another process set.
-    reaches_out : bool
+    overlaps_outside : bool
         Whether some worker shares parameters with workers outside the set.
     """
 
@@ -54,19 +54,19 @@ class Company:
         self.scope = next((share.scope for share in shares if share.process_set is process_set), "")
         others = [share.process_set for share in shares if share.process_set is not process_set and share.named]
         inside = set(process_set.ranks) if self.scope else set()
-        self.is_apart = bool(self.scope) and bool(others or stays_local)
-        self.is_divided = bool(others)
-        self.reaches_out = any(not inside.issuperset(one.ranks) for one in others)
+        self.gradients_may_differ = bool(self.scope) and bool(others or stays_local)
+        self.has_other_groups = bool(others)
+        self.overlaps_outside = any(not inside.issuperset(one.ranks) for one in others)
 
     def meet(self) -> None:
         """Set each attribute on all workers if it is set on some worker. Collective over the process set."""
-        mine = [self.is_apart, self.is_divided, self.reaches_out]
+        mine = [self.gradients_may_differ, self.has_other_groups, self.overlaps_outside]
         _, some = agreement.extremes(self.process_set, f"{self.scope}/parameters", mine)
-        self.is_apart, self.is_divided, self.reaches_out = map(bool, some)
+        self.gradients_may_differ, self.has_other_groups, self.overlaps_outside = map(bool, some)
 
     def check_undivided(self, what: str) -> None:
         """Raise a ValueError if some parameters are trained in another process set."""
-        if self.is_divided:
+        if self.has_other_groups:
             raise ValueError(
                 f"{what} needs all parameters of a trainer in its process set, or local, but parameter_process_sets "
                 "names other process sets."
@@ -74,7 +74,7 @@ class Company:
 
     def check(self, what: str) -> None:
         """Raise a ValueError if some worker shares parameters with workers outside the set."""
-        if self.reaches_out:
+        if self.overlaps_outside:
             raise ValueError(
                 f"{what} needs all workers that share parameters of a trainer in its process set, but "
                 "parameter_process_sets has ranks outside of process_set."

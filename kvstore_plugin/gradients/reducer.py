@@ -322,7 +322,7 @@ class SharedReducer(Reducer):
             try:
                 return self._ask(lambda name: operation.exchange(self._process_set, name, call, call, numbers))
             except MXNetError as error:
-                self.give_back(str(error))
+                self.redefer(str(error))
                 raise
 
         self.check_values(exchange)
@@ -337,10 +337,10 @@ class SharedReducer(Reducer):
         deferred_init.check_values(self._process_set, self._named, are_new, exchange)
         self._times = times
 
-    def give_back(self, reason: str) -> None:
+    def redefer(self, reason: str) -> None:
         """Before the first step, defer again the parameters that some rank has no values of, on all ranks alike."""
         if not self._has_met():
-            deferred_init.give_back(self._parameters, self._times, self.have_values, reason)
+            deferred_init.redefer(self._parameters, self._times, self.have_values, reason)
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "is_due": False}

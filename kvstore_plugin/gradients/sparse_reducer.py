@@ -181,7 +181,7 @@ class SparseReducer(SharedReducer):
     def refuse(self, reason: str) -> None:
         self.leave_out_comparison(reason)
         self._has_begun = False
-        self.give_back(reason)
+        self.redefer(reason)
         self._process_set._core.refuse(self._name, reason)
 
     def _active(self) -> list[_Gradient]:

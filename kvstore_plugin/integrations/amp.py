@@ -25,7 +25,7 @@ from typing import Any, Iterable, Iterator
 from ..compat import patches
 from ..compat.mxnet import MXNetError, Parameter, all_finite, autograd, gluon, mx
 from ..coordination import agreement
-from ..gradients.parameter_groups import Company
+from ..gradients.parameter_groups import TrainerWorkers
 from ..store.names import is_ours
 from ..world import training_warnings
 from .distributed_optimizer import DistributedOptimizer
@@ -65,18 +65,18 @@ def _loses_added_gradients() -> bool:
 _loses_added_gradients.has_warned = False
 
 
-def skips_step(trainer: gluon.Trainer, company: Company) -> bool:
+def skips_step(trainer: gluon.Trainer, workers: TrainerWorkers) -> bool:
     """Whether a gradient on some worker is infinite or NaN. Adapts AMP's scale on all workers. Collective; waits.
 
     Parameters
     ----------
     trainer : gluon.Trainer
         A trainer that AMP was given.
-    company : Company
+    workers : TrainerWorkers
         The workers that skip a step together.
     """
     overflows = not all_finite([parameter._grad[0] for parameter in trainer._params if parameter._grad is not None])
-    _, (overflows,) = agreement.extremes(company.process_set, f"{company.scope}/overflow", [overflows])
+    _, (overflows,) = agreement.extremes(workers.process_set, f"{workers.scope}/overflow", [overflows])
     return skips_after(trainer, bool(overflows))
 
 

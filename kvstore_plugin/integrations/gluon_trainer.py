@@ -164,7 +164,7 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
         if not self._update_on_kvstore:
             traits.warn_of_noise(self._optimizer, self._kvstore.size)
         _reducer_of(self)  # all workers come here in the same order, as its operations' names need it
-        deadlock_check.made(self, _awaited_by, _refuse_awaited)
+        deadlock_check.register(self, _awaited_by, _refuse_awaited)
 
 
 def _meet(trainer: gluon.Trainer) -> None:
@@ -269,7 +269,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
         return
     record = _record(self)
     _resume(self, record)
-    deadlock_check.stepped(self, _awaited_by, _refuse_awaited)
+    deadlock_check.note_step(self, _awaited_by, _refuse_awaited)
     record.is_counted = False
     if record.reducer is not None and record.reducer.is_due:
         _settle(self, record)

@@ -70,14 +70,14 @@ _withdrawn: weakref.WeakKeyDictionary[Parameter, _Held] = weakref.WeakKeyDiction
 _deferred_as: weakref.WeakKeyDictionary[Parameter, tuple] = weakref.WeakKeyDictionary()
 # Parameters whose broadcast may still fail, since not all ranks are known to have values, each with a copy of what
 # set_data() or load_parameters() has written since (None before): the engine skips such a write if the broadcast fails.
-_set_early: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyDictionary()
+_unconfirmed_values: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyDictionary()
 
 
 def wait_for(parameter: Parameter, broadcast: Broadcast) -> None:
     """Run `broadcast` when the Parameter is initialized next."""
     _waiting.setdefault(parameter, []).append(broadcast)
     if broadcast.lasting:
-        _set_early[parameter] = None
+        _unconfirmed_values[parameter] = None
 
 
 def forget(names: str) -> None:
@@ -148,7 +148,7 @@ def check_values(
     if not wrong.any():
         for _, parameter in named:
             _deferred_as.pop(parameter, None)  # it may hold values
-            _set_early.pop(parameter, None)
+            _unconfirmed_values.pop(parameter, None)
         return
     mine = np.flatnonzero(wrong & lacks)
     number = int(mine[0] if mine.size else np.flatnonzero(wrong)[0])
@@ -172,7 +172,7 @@ def without_values(name: str, parameter: Parameter, rank: int) -> str:
     )
 
 
-def give_back(parameters: Sequence[Parameter], before: Sequence[int], known: Iterable[Parameter], reason: str) -> None:
+def redefer(parameters: Sequence[Parameter], before: Sequence[int], known: Iterable[Parameter], reason: str) -> None:
     """Let Parameters wait for their next use after a rank has refused the first step, without an exchange.
 
     Parameters
@@ -226,7 +226,7 @@ def _withdraw(parameter: Parameter, is_new: bool) -> None:
     _withdrawn[parameter] = _Held(data, parameter._grad, parameter.grad_req, parameter.dtype)
     parameter._data = parameter._grad = None
     devices = [array.context for array in data]
-    written = _set_early.get(parameter)
+    written = _unconfirmed_values.get(parameter)
     if written is not None:
         parameter._deferred_init = (None, devices, None, arrays.with_dtype_of(data[0], written))
         return
@@ -234,7 +234,7 @@ def _withdraw(parameter: Parameter, is_new: bool) -> None:
     parameter._deferred_init = _deferred_as.get(parameter, kept) if is_new else kept
 
 
-def _has_taken_back(parameter: Parameter, values: NDArray, devices: Any) -> bool:
+def _restore_withdrawn(parameter: Parameter, values: NDArray, devices: Any) -> bool:
     """Give a Parameter its withdrawn arrays back, with these values; False if it needs other arrays."""
     held = _withdrawn.pop(parameter, None)
     if held is None or (held.grad_req, held.dtype) != (parameter.grad_req, parameter.dtype):
@@ -254,7 +254,7 @@ def _initialized(parameter: Parameter) -> None:
     left = []
     if has_lasting(parameter):
         _times[parameter] = times(parameter) + 1
-        _set_early[parameter] = None
+        _unconfirmed_values[parameter] = None
     for broadcast in waiting:
         is_there = broadcast.process_set.included()  # None if the set was removed
         if is_there and not broadcast.covered:
@@ -277,7 +277,7 @@ def _init_impl(original: Callable, self: Parameter, data: NDArray, devices: Any)
     # Initialization and load_parameters call this while the Parameter has no values. reset_ctx calls it with values,
     # to move them to another device, which does not concern other ranks.
     without_values = self._data is None
-    if not (without_values and _has_taken_back(self, data, devices)):
+    if not (without_values and _restore_withdrawn(self, data, devices)):
         original(self, data, devices)
     if without_values and process.is_initialized():
         _initialized(self)
@@ -292,11 +292,11 @@ def _init_impl(original: Callable, self: Parameter, data: NDArray, devices: Any)
 )
 def _set_data(original: Callable, self: Parameter, data: Any) -> None:
     # MXNet waits for the broadcast before it takes values from numpy, so that these are not written early.
-    is_early = self._data is not None and self in _set_early and isinstance(data, NDArray)
+    is_early = self._data is not None and self in _unconfirmed_values and isinstance(data, NDArray)
     original(self, data)
     if is_early:
         with arrays.not_recorded():
-            _set_early[self] = data.copy()
+            _unconfirmed_values[self] = data.copy()
 
 
 @patches.replaces(

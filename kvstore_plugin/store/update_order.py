@@ -2,7 +2,8 @@
 
 Some optimizers (LARS and LBSGD of MXNet 1.9.1) read norms of the gradient as numbers while they update. With these,
 push() waits until all workers have pushed the key, and workers that push keys in different orders would deadlock. So
-workers meet before such an update and compare their keys.
+workers meet before such an update and compare their keys. The search for circular waits (coordination/circular_wait.py)
+does not replace that: it takes seconds, leaves out programs with other threads, and knows no keys.
 
 A push of a sparse gradient does not use this meeting: it meets under its key, since other workers may have a dense
 gradient.

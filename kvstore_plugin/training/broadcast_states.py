@@ -322,7 +322,7 @@ class _Exchange:
 def _process_set_of(trainer: Any) -> ProcessSet:
     """The process set of a trainer's workers."""
     if isinstance(trainer, DistributedTrainer):
-        return trainer._company.process_set
+        return trainer._workers.process_set
     if not isinstance(trainer, Trainer):
         return global_process_set
     store = trainer._kvstore_params["kvstore"]

@@ -458,16 +458,16 @@ class LocalTrainer(DistributedTrainer):
                 return turn.meet(call, numbers)
         except Exception as error:  # on all workers; some of them may be in a meeting
             self._meetings.refuse_changes(str(error))
-            self._give_back(str(error))
+            self._redefer(str(error))
             raise
 
     def _reducers_together(self) -> list[SharedReducer]:
         """The reducers of the steps made together; none after the first local step."""
         return [one for one in self._gradients if isinstance(one, SharedReducer)]
 
-    def _give_back(self, reason: str) -> None:
+    def _redefer(self, reason: str) -> None:
         for reducer in self._reducers_together():
-            reducer.give_back(reason)
+            reducer.redefer(reason)
 
     def _awaited_by(self) -> list[int]:
         """The ranks that wait for this rank in a meeting, or in a step made together."""
@@ -478,7 +478,7 @@ class LocalTrainer(DistributedTrainer):
         """Refuse the meeting or the step in which the other ranks wait."""
         if self._meetings is not None and self._meetings.awaited_by():
             self._meetings.refuse(reason)
-            self._give_back(reason)
+            self._redefer(reason)
         else:
             super()._refuse_awaited(reason)
 

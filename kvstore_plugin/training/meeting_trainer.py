@@ -91,7 +91,7 @@ class MeetingTrainer(gluon.Trainer):
             for one, name in scopes.items()
         ]
         local = [one.value for one in named_of.get(None, [])]
-        self._company = parameter_groups.Company(options.process_set, self._shares, bool(local))
+        self._workers = parameter_groups.TrainerWorkers(options.process_set, self._shares, bool(local))
         how = options.reduction(self._store_optimizer)
         devices = f"{_DEVICES}{len(mxnet.trainer_contexts(self) or ())}"
         lines = [*options.lines(self._optimizer), devices, *self._lines()]
@@ -104,7 +104,7 @@ class MeetingTrainer(gluon.Trainer):
         if options.clip_global_norm is not None:
             self._begin_clipping(options.clip_global_norm)
         self._warn_of_noise()
-        deadlock_check.made(self, type(self)._awaited_by, type(self)._refuse_awaited)
+        deadlock_check.register(self, type(self)._awaited_by, type(self)._refuse_awaited)
         if self._store_optimizer is not None:
             deadlock_check.saves_states(self._shares[0].names, self._shares[0].scope, options.process_set)
 
@@ -128,9 +128,9 @@ class MeetingTrainer(gluon.Trainer):
                 if rest:
                     sparse.append(SparseReducer(share.scope, rest, reduction, follow, self._keys()))
                     made.append(sparse[-1])
-                if share.process_set is self._company.process_set:
-                    self._company.meet()
-                    if not self._company.is_apart:
+                if share.process_set is self._workers.process_set:
+                    self._workers.meet()
+                    if not self._workers.gradients_may_differ:
                         gradients.watch_batches()
                 if self._options.broadcast_period >= 0:
                     known = broadcast.keep_equal(
@@ -147,19 +147,19 @@ class MeetingTrainer(gluon.Trainer):
         return met + sparse
 
     def _begin_clipping(self, most: float) -> None:
-        self._company.check("clip_global_norm")
-        company = [
+        self._workers.check("clip_global_norm")
+        reducers = [
             one
             for one in self._gradients
-            if isinstance(one, SharedReducer) and one.process_set is self._company.process_set
+            if isinstance(one, SharedReducer) and one.process_set is self._workers.process_set
         ]
-        if self._company.scope and not company:
+        if self._workers.scope and not reducers:
             raise ValueError(
                 "clip_global_norm needs a parameter in the trainer's process set, but parameter_process_sets names "
                 "other sets for all parameters. Give the trainer the process set of some of them."
             )
         # The last one: the comparison of a SparseReducer is made in each step, even if all its parameters are frozen.
-        norm_reducer = company[-1] if company else None
+        norm_reducer = reducers[-1] if reducers else None
         self._clipping = Clipping(most, self._gradients, norm_reducer, self._params, self._store_optimizer is None)
 
     def _warn_of_noise(self) -> None:
@@ -304,7 +304,7 @@ class MeetingTrainer(gluon.Trainer):
             return
         if len(placement.by_device(self._params)) > 1:
             raise ValueError("AMP needs all parameters on the same devices, since MXNet checks all gradients together.")
-        self._company.check("AMP")
+        self._workers.check("AMP")
 
     def _follow_devices(self) -> None:
         """After reset_ctx moved parameters, give each of their devices an updater with states on that device."""

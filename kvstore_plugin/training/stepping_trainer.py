@@ -167,9 +167,9 @@ class SteppingTrainer(MeetingTrainer):
 
     def _check_and_rescale_grad(self, scale: float) -> None:
         """Let updates multiply gradients by `scale`; with `sums_of_means` also by the factor from sum to mean."""
-        workers = self._company.process_set
-        if self._options.sums_of_means and workers.included():
-            scale *= self._options.predivide / workers.size()
+        process_set = self._workers.process_set
+        if self._options.sums_of_means and process_set.included():
+            scale *= self._options.predivide / process_set.size()
         self._optimizer.rescale_grad = scale  # MXNet's own method does nothing else for a trainer without a store
 
     def _refuse(self, reason: str) -> None:
@@ -204,7 +204,7 @@ class SteppingTrainer(MeetingTrainer):
         label, ignore_stale = self._begun or ("", self._ignores_stale)
         if label and not ignore_stale:
             sync_batch_norm.end_step(self._params)
-        deadlock_check.stepped(self, type(self)._awaited_by, type(self)._refuse_awaited)
+        deadlock_check.note_step(self, type(self)._awaited_by, type(self)._refuse_awaited)
         if self._awaits_update:
             self._settle()
         self._awaits_update = not label or self._clipping is not None
@@ -283,9 +283,9 @@ class SteppingTrainer(MeetingTrainer):
                     gradients.drop_updates()
             else:
                 self._run_updaters(ignore_stale)
-        elif not self._company.is_apart:
+        elif not self._workers.gradients_may_differ:
             self._run_updaters(ignore_stale)  # MXNet's own update looks for overflow
-        elif not amp.skips_step(self, self._company):
+        elif not amp.skips_step(self, self._workers):
             with amp.without_scaler(self):
                 self._run_updaters(ignore_stale)
 

@@ -261,7 +261,7 @@ class DistributedTrainer(SteppingTrainer):
         self._resume()
         if not self._is_told_of_means:
             self._is_told_of_means = True
-            horovod_scripts.tell_of_means(self, self._company.process_set, sys._getframe(1))
+            horovod_scripts.tell_of_means(self, self._workers.process_set, sys._getframe(1))
         if self._join is not None:
             self._join.take_part(self, "allreduce_grads", 0.0, self._ignores_stale)
         else:
@@ -426,8 +426,8 @@ def join_hook(trainer: DistributedTrainer) -> JoinHook:
     ValueError
         The trainer cannot be used in a join().
     """
-    company, options = trainer._company, trainer._options
-    company.check_undivided("join()")
+    workers, options = trainer._workers, trainer._options
+    workers.check_undivided("join()")
     if trainer._is_elastic:
         raise ValueError(
             "join() cannot be used with a trainer that has elastic=True, since join() needs all workers until its "
@@ -453,8 +453,8 @@ def join_hook(trainer: DistributedTrainer) -> JoinHook:
             trainer._params = given
 
     return JoinHook(
-        company.process_set,
-        company.scope,
+        workers.process_set,
+        workers.scope,
         shared,
         options.reduce_method == "mean",
         options.sums_of_means,
