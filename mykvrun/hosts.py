@@ -1,8 +1,7 @@
-"""The hosts of a job, and the cores of this one."""
+"""The hosts of a job."""
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from pathlib import Path
@@ -80,45 +79,3 @@ def is_this_host(name: str) -> bool:
     """Whether a name means the host that this runs on."""
     own = socket.gethostname()
     return name in ("localhost", "127.0.0.1", "[::1]", own, own.partition(".")[0])
-
-
-def usable_cores() -> int:
-    """Cores, not hardware threads, that this process may use on this host; a CPU quota of its container counts too."""
-    allowed = os.sched_getaffinity(0)
-    cores = {_siblings(cpu) for cpu in allowed}
-    quota = _quota()
-    return max(1, min(len(cores), quota) if quota else len(cores))
-
-
-def is_bound() -> bool:
-    """Whether this process may use fewer of the host's processors than are online."""
-    return len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
-
-
-def _siblings(cpu: int) -> str:
-    """Hardware threads of a processor's core, or the processor itself where the kernel does not say."""
-    try:
-        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
-    except OSError:
-        return str(cpu)
-
-
-def _quota() -> int:
-    """Cores that the limit of this control group (version 2) or of those above allows, rounded down; 0 without one."""
-    try:
-        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0
-    group = next((line[3:] for line in groups if line.startswith("0::")), None)
-    if group is None:
-        return 0
-    allowed = []
-    folder = Path("/sys/fs/cgroup") / group.lstrip("/")
-    for path in (folder, *folder.parents):
-        try:
-            limit, period = (path / "cpu.max").read_text(encoding="ascii").split()
-        except (OSError, ValueError):
-            continue
-        if limit != "max":
-            allowed.append(max(1, int(limit) // int(period)))
-    return min(allowed, default=0)

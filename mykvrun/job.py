@@ -7,8 +7,9 @@ import sys
 from dataclasses import dataclass, field
 from typing import Iterable, Mapping
 
+from .cores import is_bound, usable_cores
 from .errors import LaunchError
-from .hosts import Host, is_bound, is_this_host, usable_cores
+from .hosts import Host, is_this_host
 
 # Variables with these beginnings, and these variables, reach workers of other hosts.
 _PREFIXES = ("MYKV_", "MXNET_", "DMLC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "NCCL_", "CUDA_")

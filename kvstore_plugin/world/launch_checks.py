@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Mapping
 
-from mykvrun import worker_notes
+from mykvrun import cores, worker_notes
 
 from . import training_warnings
 
@@ -189,7 +189,7 @@ def warn_of_narrow_binding(local_rank: int, local_size: int, library: str) -> No
     if local_rank != 0:
         return
     mine = len(os.sched_getaffinity(0))
-    fair = _cores_of_job() // local_size
+    fair = cores.processors_of_job() // local_size
     if mine < fair:
         option = _UNBINDING.get(parse_version(library)[0], _UNBINDING["MPICH"]).format(fair)
         _log.warning(
@@ -214,16 +214,16 @@ def warn_of_many_threads(local_rank: int, local_size: int, environment: Mapping[
     threads = given or len(os.sched_getaffinity(0))  # without the variable OpenMP takes all processors
     if threads == 1:
         return
-    cores = _cores_of_job()
-    if threads * local_size > cores:
+    processors = cores.processors_of_job()
+    if threads * local_size > processors:
         _log.warning(
             "The %d ranks of this host compute with %d threads each (%s) on %d cores, which is slow: set "
             "OMP_NUM_THREADS=%d, or unset it and leave out --threads for mykvrun, which then sets it.",
             local_size,
             threads,
             f"OMP_NUM_THREADS={given}" if given else "OMP_NUM_THREADS is not set",
-            cores,
-            max(1, cores // local_size),
+            processors,
+            max(1, processors // local_size),
         )
 
 
@@ -280,35 +280,3 @@ def _is_child_of_python() -> bool:
         return os.path.basename(os.readlink(f"/proc/{os.getppid()}/exe")).startswith("python")
     except OSError:
         return False
-
-
-def _cores_of_job() -> int:
-    """Cores that this host lets the job use, before a launcher bound its ranks.
-
-    That is the widest affinity of this process's ancestors, up to the launcher and the shell that called it. If the
-    ancestors live outside of a container or batch job, its cpuset is the limit.
-    """
-    widest = os.sched_getaffinity(0)
-    pid = os.getpid()
-    while pid > 1:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-            pid = int(stat.rpartition(")")[2].split()[1])  # the name in brackets may hold spaces
-            allowed = os.sched_getaffinity(pid) if pid > 0 else set()
-        except (OSError, ValueError):
-            break
-        if len(allowed) > len(widest):
-            widest = allowed
-    return min(len(widest), _cores_of_cgroup() or len(widest))
-
-
-def _cores_of_cgroup() -> int | None:
-    """Number of cores in the cpuset of this process's control group (version 2), or None without a cpuset."""
-    try:
-        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8")
-        group = next(line[3:] for line in groups.splitlines() if line.startswith("0::"))
-        text = Path(f"/sys/fs/cgroup{group}/cpuset.cpus.effective").read_text(encoding="utf-8")
-        bounds = [[int(end) for end in part.split("-")] for part in text.strip().split(",")]
-    except (OSError, StopIteration, ValueError):
-        return None
-    return sum(part[-1] - part[0] + 1 for part in bounds)

@@ -31,9 +31,10 @@ def begin() -> None:
         return
     _begun = True
     launcher = launched.launcher()
-    descriptor = -1 if launcher is None else pidfd(launcher)
-    if descriptor >= 0:
-        arguments = (launcher, descriptor, os.getpid())
+    if launcher is None:
+        return
+    with contextlib.suppress(OSError):
+        arguments = (launcher, pidfd(launcher), os.getpid())
         threading.Thread(target=_watch, args=arguments, name="kvstore_plugin-launcher", daemon=True).start()
 
 

@@ -9,7 +9,7 @@ import select
 from pathlib import Path
 from typing import Sequence, Tuple
 
-_SYS_PIDFD_OPEN = 434  # on all architectures; os.pidfd_open came with Python 3.9
+_SYS_PIDFD_OPEN = 434  # on all architectures; for Python 3.8, and builds without os.pidfd_open
 
 Identity = Tuple[Tuple[str, str], int]  # of a process: its machine, and its pid
 
@@ -24,8 +24,19 @@ def this_process() -> Identity:
 
 
 def pidfd(pid: int) -> int:
-    """A descriptor that is readable when the process ends; negative, with ctypes.get_errno(), where there is none."""
-    return int(ctypes.CDLL(None, use_errno=True).syscall(_SYS_PIDFD_OPEN, pid, 0))
+    """A descriptor that is readable when the process ends.
+
+    Raises
+    ------
+    OSError
+        There is no such process; or the kernel, or a container, has no pidfds.
+    """
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    descriptor = int(ctypes.CDLL(None, use_errno=True).syscall(_SYS_PIDFD_OPEN, pid, 0))
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor
 
 
 class Followed:
@@ -49,13 +60,14 @@ class Followed:
                 self._follow(rank, pid)
 
     def _follow(self, rank: int, pid: int) -> None:
-        descriptor = pidfd(pid)
-        if descriptor >= 0:
-            self._ranks[descriptor] = rank
-            self._poll.register(descriptor, select.POLLIN)
-        elif ctypes.get_errno() in (errno.ESRCH, errno.EINVAL):  # EINVAL while the pid names a process group
-            self._gone.append(rank)
-        # Otherwise the kernel, or a container, has no pidfds: only MPI can notice the end of the process.
+        try:
+            descriptor = pidfd(pid)
+        except OSError as error:
+            if error.errno in (errno.ESRCH, errno.EINVAL):  # EINVAL while the pid names a process group
+                self._gone.append(rank)
+            return  # without pidfds only MPI can notice the end of the process
+        self._ranks[descriptor] = rank
+        self._poll.register(descriptor, select.POLLIN)
 
     def ended(self, milliseconds: int | None) -> list[int]:
         """Ranks that have ended, each returned once; waits up to `milliseconds` for an end, or until wake()."""
