@@ -14,6 +14,7 @@ from ..compat.mxnet import NDArray, mx
 from ..coordination import operation
 from ..world.process_set import ProcessSet, check, global_process_set
 from . import backward
+from .reduce import push_broadcast
 
 
 def send(
@@ -68,14 +69,7 @@ def send(
         me, priority = turn.core.rank(), operation.checked_priority(priority)
         output = arrays.empty(tensor.shape, tensor)  # carries the error
         is_recorded = backward.is_recorded([tensor])
-        turn.push(
-            turn.core.push_broadcast,
-            tensor.handle.value,
-            [output.handle.value],
-            me,
-            priority,
-            label=_label(tensor, is_recorded),
-        )
+        push_broadcast(turn, tensor, output, me, priority, _label(tensor, is_recorded))
         with arrays.not_recorded():
             token = mx.nd.zeros_like(arrays.elements(output, 0, 1).as_nd_ndarray().reshape((1,)))
         if isinstance(tensor, mx.np.ndarray):
@@ -84,8 +78,7 @@ def send(
             return token
 
         def exchange(taken: operation.Turn, label: str, _: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
-            gradient = targets[0].handle.value
-            taken.push(taken.core.push_broadcast, gradient, [gradient], 1 - me, priority, label=label)
+            push_broadcast(taken, targets[0], targets[0], 1 - me, priority, label)
 
         return backward.results(turn, [tensor], [token], exchange)[0]
 
@@ -131,15 +124,13 @@ def recv(
         me, priority = turn.core.rank(), operation.checked_priority(priority)
         output = arrays.empty(like.shape, like)
         is_recorded = backward.is_recorded([like])
-        handle, label = output.handle.value, _label(like, is_recorded)
-        turn.push(turn.core.push_broadcast, handle, [handle], 1 - me, priority, label=label)
+        push_broadcast(turn, output, output, 1 - me, priority, _label(like, is_recorded))
         if not is_recorded:
             return output
 
         def exchange(taken: operation.Turn, label: str, gradients: Sequence[NDArray], _: Sequence[NDArray]) -> None:
             result = arrays.empty(gradients[0].shape, gradients[0])  # as on every rank of a broadcast
-            handles = arrays.handles([gradients[0], result])
-            taken.push(taken.core.push_broadcast, handles[0], handles[1:], me, priority, label=label)
+            push_broadcast(taken, gradients[0], result, me, priority, label)
 
         # No array that autograd knows: a variable takes the place of the input.
         return backward.results(turn, [arrays.empty(like.shape, like)], [output], exchange)[0]

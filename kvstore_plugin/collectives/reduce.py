@@ -517,8 +517,12 @@ def _broadcast(
     turn: Turn, tensor: Any, output: Any, root_rank: Any, priority: Any, process_set: ProcessSet, label: str = ""
 ) -> None:
     root = process_set._position_of(root_rank)
-    priority = operation.checked_priority(priority)
-    turn.push(turn.core.push_broadcast, tensor.handle.value, [output.handle.value], root, priority, label=label)
+    push_broadcast(turn, tensor, output, root, operation.checked_priority(priority), label)
+
+
+def push_broadcast(turn: Turn, source: NDArray, target: NDArray, root: int, priority: int, label: str) -> None:
+    """Start a broadcast as the turn's operation; `root` is a rank within the process set."""
+    turn.push(turn.core.push_broadcast, source.handle.value, [target.handle.value], root, priority, label=label)
 
 
 def _own_rows(turn: Turn, tensor: NDArray) -> tuple[int, int]:

@@ -7,8 +7,30 @@ from __future__ import annotations
 
 from standin import gpu_support
 
+# Forks this process while its threads run, then ends the threads.
+_FORK = """
+import os, signal
+
+def fork(times, in_the_fork):
+    global on
+    for _ in range(times):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                os._exit(in_the_fork())
+            except BaseException as error:
+                os.write(2, repr(error).encode())
+                os._exit(9)
+        status = os.waitpid(child, 0)[1]
+        assert status == 0, f"the fork has ended with {status:#x}"
+    on = False
+    for thread in threads:
+        thread.join()
+"""
+
 _BODY = """
-import os, signal, threading, time
+import threading
 import numpy as np
 from mpi4py import MPI
 import mykv_core as core
@@ -34,9 +56,9 @@ def stops_timelines():
 
 side = core.make_group(MPI.COMM_WORLD.py2f(), [0], {"virtual_hosts": 1})
 threads = [threading.Thread(target=sums, args=(k,)) for k in range(2)]
-threads += [threading.Thread(target=one) for one in (asks, stops_timelines, stops_timelines)]
-for one in threads:
-    one.start()
+threads += [threading.Thread(target=ask) for ask in (asks, stops_timelines, stops_timelines)]
+for thread in threads:
+    thread.start()
 left = core.submit_allreduce("left", [np.ones(3)], [np.ones(3)])
 calls = [
     lambda: core.submit_allreduce("x", [np.ones(3)], [np.ones(3)]).wait(5),
@@ -73,20 +95,7 @@ def in_the_fork():
         call()
     return 0
 
-for _ in range(60):
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        try:
-            os._exit(in_the_fork())
-        except BaseException as error:
-            os.write(2, repr(error).encode())
-            os._exit(9)
-    status = os.waitpid(child, 0)[1]
-    assert status == 0, f"the fork has ended with {status:#x}"
-on = False
-for one in threads:
-    one.join()
+fork(60, in_the_fork)
 side = None
 core.shutdown()
 print("end", flush=True)
@@ -94,12 +103,12 @@ print("end", flush=True)
 
 
 def test_a_fork_gets_an_error_from_each_call_and_waits_for_no_lock(mpirun):
-    result = mpirun(1, _BODY, timeout=120)
+    result = mpirun(1, _FORK + _BODY, timeout=120)
     assert result.code == 0 and "end" in result.stdout, result.text
 
 
 _EVENTS = """
-import os, signal, threading
+import os, threading
 import mykv_core_testing as testing
 
 assert testing.load_cuda([os.environ["MYKV_CUDA_LIBRARY"]]) == ""
@@ -110,23 +119,17 @@ def churn():
     while on:
         testing.gpu_events(1000)
 
+def in_the_fork():
+    held.pop()
+    return 0
+
 threads = [threading.Thread(target=churn) for _ in range(3)]
-for one in threads:
-    one.start()
-for _ in range(100):
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        held.pop()
-        os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    assert status == 0, f"the fork has ended with {status:#x}"
-on = False
-for one in threads:
-    one.join()
+for thread in threads:
+    thread.start()
+fork(100, in_the_fork)
 """
 
 
 def test_a_fork_drops_events_of_gpus_without_a_lock(mpirun):
-    result = mpirun(1, _EVENTS, timeout=120, env=gpu_support.environment(devices=1))
+    result = mpirun(1, _FORK + _EVENTS, timeout=120, env=gpu_support.environment(devices=1))
     assert result.code == 0, result.text
