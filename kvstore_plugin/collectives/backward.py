@@ -48,7 +48,7 @@ def check_in_place(call: str, tensors: Sequence[NDArray]) -> None:
     ValueError
         A call in place is recorded, and autograd knows one of its arrays.
     """
-    if is_recorded(tensors) and any(recorded.is_recorded(one) for one in tensors if arrays.kind(one) == "float"):
+    if is_recorded(tensors) and any(recorded.is_recorded(array) for array in tensors if arrays.kind(array) == "float"):
         raise ArgumentValueError(
             f"{call} would overwrite an array that autograd.record() has noted, so its gradient would be wrong. Use "
             "the call without the underscore, which returns a new array, or autograd.pause()."
@@ -109,7 +109,7 @@ def results(
     number = turn.core.last_turn(turn.name)
     process_set, call, generation = turn.process_set, f"backward of {turn.call}{suffix}", process.generation
     name = f"{process_set._scope}/{call}, number {number % operation_names.BACKWARD_NAMES}"
-    shapes, dtypes = [one.shape for one in inputs], [one.as_nd_ndarray().dtype for one in inputs]
+    shapes, dtypes = [array.shape for array in inputs], [array.as_nd_ndarray().dtype for array in inputs]
     known = [position for position, one in enumerate(inputs) if recorded.is_recorded(one)]
 
     def backward(gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
@@ -121,7 +121,7 @@ def results(
             # MXNet holds the memory that it has passed until the operations on it have ended, and gives the memory to
             # later gradients. These need not wait here, where nothing waits for the result: the pass of a rank that has
             # the gradient in its graph may reach several calls in another order.
-            gradients = [arrays.duplicate(one) for one in gradients]
+            gradients = [arrays.duplicate(gradient) for gradient in gradients]
         wanted = dict(zip(known, targets))
         everything = [
             wanted[position] if position in wanted else arrays.empty(shape, gradient)
@@ -137,7 +137,7 @@ def results(
 
 def refused(inputs: Sequence[NDArray], outputs: Sequence[NDArray], sentence: str) -> list[NDArray]:
     """Record a call that has no gradient, and return its results: a backward pass that reaches it gets the message."""
-    known = [one for one in inputs if recorded.is_recorded(one)]
+    known = [array for array in inputs if recorded.is_recorded(array)]
     if not known:
         return list(outputs)
 

@@ -97,7 +97,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         sizes = turn.meet(turn.call, [len(mine)])[:, 0].tolist()
         under_way = [_Broadcast(*one, mine, size) for *one, size in zip(sendings, range(len(sizes)), sizes)]
         received = [one.wait() for one in under_way]
-    return [pickle.loads(one) for one in received]
+    return [pickle.loads(array) for array in received]
 
 
 class _Broadcast:

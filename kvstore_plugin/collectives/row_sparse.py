@@ -164,7 +164,7 @@ def allreduce(
     """
     unions = _unions(process_set, name, contributions, counts, priority)
     sums: list[Any] = [None] * len(contributions)
-    for dtype in dict.fromkeys(one.dtype for one in contributions):
+    for dtype in dict.fromkeys(contribution.dtype for contribution in contributions):
         members = [number for number, one in enumerate(contributions) if one.dtype == dtype]
         options = {"scale": scale, "priority": priority, "wire": wire if dtype.name in ("float32", "float64") else ""}
         parts = [contributions[i] for i in members], [unions[i] for i in members]
@@ -296,8 +296,8 @@ def _unions(
 ) -> list[np.ndarray]:
     """For each contribution, the rows that any worker holds."""
     if len(counts) == 1 or not counts.any():
-        return [one.indices for one in contributions]
-    own = np.concatenate([one.indices for one in contributions])
+        return [contribution.indices for contribution in contributions]
+    own = np.concatenate([contribution.indices for contribution in contributions])
     ends = np.cumsum(counts.sum(axis=1))
     gathered = np.empty(ends[-1], dtype=np.int64)
     parts = np.split(gathered, ends[:-1])
@@ -325,7 +325,7 @@ def _laid_out(
     inputs = [np.zeros(ends[-1], contributions[0].dtype) if memory is None else memory]
     if memory is not None:
         memory.fill(0)
-    for _ in range(1, max(len(one.devices) for one in contributions)):
+    for _ in range(1, max(len(contribution.devices) for contribution in contributions)):
         inputs.append(np.zeros(ends[-1], contributions[0].dtype))
     views = []
     for number, values in enumerate(inputs):

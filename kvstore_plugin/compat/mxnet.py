@@ -155,7 +155,7 @@ def forget_recorded(block: gluon.Block) -> None:
     if not isinstance(block, gluon.HybridBlock):
         return
     block._clear_cached_op()
-    if MAJOR == 2 and any(one._data is None for one in block._reg_params.values()):
+    if MAJOR == 2 and any(parameter._data is None for parameter in block._reg_params.values()):
         block._called_infer_shape_already = False
 
 

@@ -63,7 +63,7 @@ def record(inputs: Sequence[NDArray], outputs: Sequence[NDArray], backward: Back
     # Otherwise the operator would write the gradient that is attached to the input, and hold it until the other ranks
     # have arrived: a deadlock if their backward passes run in another order.
     with mx.util.np_shape(True):
-        inputs = [one if one.grad is None else one.reshape(one.shape) for one in inputs]
+        inputs = [array if array.grad is None else array.reshape(array.shape) for array in inputs]
     key = next(_keys)
     entry = _entries[key] = _entry(key, backward)
     try:
@@ -81,7 +81,7 @@ def record(inputs: Sequence[NDArray], outputs: Sequence[NDArray], backward: Back
         raise
     # MXNet passes to the operator a plain copy of a gradient that is in a layout of oneDNN, and frees the copy before
     # the operator has run.
-    return [_view(one) if _may_have_a_layout(one) else one for one in outputs]
+    return [_view(array) if _may_have_a_layout(array) else array for array in outputs]
 
 
 @contextlib.contextmanager
@@ -97,7 +97,7 @@ def written(targets: Sequence[NDArray], asked: Sequence[Any]) -> Iterator[list[N
     asked : sequence of int or str
         How MXNet wants each, as numbers or names.
     """
-    targets = [one.as_nd_ndarray() for one in targets]
+    targets = [array.as_nd_ndarray() for array in targets]
     try:
         with mx.util.np_shape(True):
             outputs = [

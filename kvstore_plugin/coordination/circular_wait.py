@@ -132,9 +132,11 @@ def _state(stands: _Stands) -> dict[str, Any] | None:
     if not deadlock_check.has_no_other_thread(threading.main_thread()) or _runs_custom_operator() or not _is_idle():
         return None
     waits: list[tuple[str, list[int]]] = []
-    for one in joined():
+    for process_set in joined():
         waits += [
-            (name, sorted(missing)) for name, _, missing, _ in one._core.waiting("", 0.0) if not name.startswith(_SCOPE)
+            (name, sorted(missing))
+            for name, _, missing, _ in process_set._core.waiting("", 0.0)
+            if not name.startswith(_SCOPE)
         ]
     if not waits:
         return None
@@ -231,7 +233,7 @@ def _end_circle(core: Any, states: Sequence[dict[str, Any] | None], told_at: flo
     An operation that was given up has failed for all ranks, also for a rank that had not come yet: it gets the error
     when it comes. If it did not, its call would be matched with a later call of the other ranks.
     """
-    circle = in_circle([None if one is None else one["waits"] for one in states])
+    circle = in_circle([None if state is None else state["waits"] for state in states])
     if not circle:
         return
     halves = "; ".join(_half(rank, states[rank]) for rank in circle[:8])
@@ -240,11 +242,11 @@ def _end_circle(core: Any, states: Sequence[dict[str, Any] | None], told_at: flo
     _log.warning("%s.", text)
     if core.rank() not in circle or not settings.value("MYKV_STALL_ABORT_S"):
         return
-    for one in joined():
-        for name, _, missing, _ in one._core.waiting("", time.monotonic() - told_at):
+    for process_set in joined():
+        for name, _, missing, _ in process_set._core.waiting("", time.monotonic() - told_at):
             if not name.startswith(_SCOPE) and set(missing).intersection(circle):
                 since = time.monotonic() - told_at
-                one._core.give_up(name, text, code="deadlock", ranks=circle, least_seconds=since)
+                process_set._core.give_up(name, text, code="deadlock", ranks=circle, least_seconds=since)
 
 
 def in_circle(waits: Sequence[Sequence[Sequence[int]] | None]) -> list[int]:

@@ -234,16 +234,16 @@ def start(started: list, function: Callable[[], Any]) -> None:
 
 def _refuse_after(meeting: Any, turns: Sequence[Turn], reason: str) -> None:
     """Refuse the turns that are open, if the meeting that comes before them succeeds: else no rank takes them."""
-    turns = [one for one in turns if not one._started]
-    for one in turns:
-        one._started.append(None)
+    turns = [turn for turn in turns if not turn._started]
+    for turn in turns:
+        turn._started.append(None)
 
     def refuse() -> None:
         with contextlib.suppress(RuntimeError, ValueError):  # the meeting failed, or the core was shut down
             while not meeting.wait(0.2):
                 pass
-            for one in turns:
-                one._post_refusal(reason)
+            for turn in turns:
+                turn._post_refusal(reason)
 
     if meeting.done():
         refuse()

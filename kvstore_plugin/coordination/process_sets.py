@@ -115,7 +115,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
                     f"The ranks do not remove the same process set: rank {proposer} removes {_known_as(one)}, but rank "
                     f"{member} removes {_known_as(proposed[member])}."
                 )
-    gone = [_known.pop(one) for one in set(proposed) if one in _known]
+    gone = [_known.pop(number) for number in set(proposed) if number in _known]
     for one in gone:
         if one.process_set is not None:
             _end(one.process_set)
@@ -124,9 +124,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 class _SetsOfInit(process.Follower):
     def check_sets(self, process_sets: Any) -> None:
-        for one in _checked(process_sets):
-            if one.process_set_id is None:
-                raise RuntimeError(f"kvstore_plugin is initialized without {one!r}: use add_process_set().")
+        for process_set in _checked(process_sets):
+            if process_set.process_set_id is None:
+                raise RuntimeError(f"kvstore_plugin is initialized without {process_set!r}: use add_process_set().")
 
     def add_sets(self, process_sets: Any) -> None:
         """Add the process sets of init(), after a check that all ranks pass equally many."""
@@ -161,7 +161,9 @@ def _checked(process_sets: Any) -> list[ProcessSet]:
         return []
     if not isinstance(process_sets, (list, tuple)):
         raise TypeError(f"process_sets must be a list of ProcessSets, not {process_sets!r}.")
-    return [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets]
+    return [
+        process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set) for process_set in process_sets
+    ]
 
 
 def _proposal(process_set: ProcessSet) -> tuple[int, ...]:
@@ -185,7 +187,7 @@ def _agreed(positions: np.ndarray) -> list[tuple[int, ...]]:
         Row r is rank r's proposal: 1 + the rank in the set of each member.
     """
     proposals = [tuple(int(rank) for rank in np.argsort(row) if row[rank]) for row in positions]
-    known = {frozenset(one.ranks): one.ranks for one in _known.values()}
+    known = {frozenset(known_set.ranks): known_set.ranks for known_set in _known.values()}
     known[frozenset(range(process.size()))] = tuple(range(process.size()))
     for proposer, proposal in enumerate(proposals):
         for member in proposal:

@@ -105,7 +105,7 @@ class Training:
 
     def trees(self, trainer: Any) -> tuple:
         """All arrays that another worker needs of this copy, as a state (state_tree.py)."""
-        states = [] if trainer._store_optimizer is not None else [list(one.values()) for one in self._states]
+        states = [] if trainer._store_optimizer is not None else [list(state.values()) for state in self._states]
         return states, list(self._more.values())
 
     def description(self) -> dict[str, Any]:

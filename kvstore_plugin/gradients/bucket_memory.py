@@ -193,7 +193,9 @@ class GradientMemory:
         for parameter in self._group_of:
             _owners[parameter] = weakref.ref(self)  # the newest trainer moves what comes
         present = [parameter for parameter in self._group_of if parameter._grad]
-        moving = [one for one in present if self._fits_bucket(one) and id(one._grad[0]) not in kept]
+        moving = [
+            parameter for parameter in present if self._fits_bucket(parameter) and id(parameter._grad[0]) not in kept
+        ]
         self._late = _reasons_against(moving) if self.bucket_bytes else {}
         for parameter in moving if self.bucket_bytes else ():
             if parameter not in self._late:
@@ -250,7 +252,7 @@ class GradientMemory:
         """Why the present gradient of each Parameter is reduced by copying; None if it is reduced in place."""
         places = [place for members in self.in_place(parameters).values() for place in members]
         in_buckets = {place.parameter() for place in places}
-        return [None if one in in_buckets else self._why_copied(one) for one in parameters]
+        return [None if parameter in in_buckets else self._why_copied(parameter) for parameter in parameters]
 
     def _why_copied(self, parameter: Parameter) -> str:
         gradients, bucket = parameter._grad, _bucket_of(parameter)
@@ -275,7 +277,7 @@ class GradientMemory:
         parameters : iterable of Parameter
             In the order of the network, from which the order of the buckets follows.
         """
-        group_of = {one: self._group_of.get(one) for one in parameters}
+        group_of = {parameter: self._group_of.get(parameter) for parameter in parameters}
         found: dict[Bucket, list[Place]] = {}
         for parameter in group_of if self.bucket_bytes and self.attached() else ():
             bucket = _bucket_of(parameter)
@@ -286,7 +288,11 @@ class GradientMemory:
     def _is_usable(self, bucket: Bucket, places: Sequence[Place], group_of: Mapping[Parameter, int | None]) -> bool:
         members = [place.parameter() for place in places]
         is_here = bucket.process_set is self._process_set and bucket.attached
-        return is_here and all(one in group_of for one in members) and len({group_of[one] for one in members}) == 1
+        return (
+            is_here
+            and all(member in group_of for member in members)
+            and len({group_of[member] for member in members}) == 1
+        )
 
     def attached(self) -> bool:
         """Whether new buckets would belong to the core that the trainer uses, and not to a later core."""

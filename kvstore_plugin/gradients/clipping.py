@@ -87,8 +87,8 @@ class Clipping:
 
     def _add_up(self, priority: int) -> None:
         self._is_added_up = True
-        pieces = [piece for one in self._reducers for piece in one.pieces(self._only_fresh)]
-        more = sum(one.squares_of_rows(self._only_fresh) for one in self._reducers)
+        pieces = [piece for reducer in self._reducers for piece in reducer.pieces(self._only_fresh)]
+        more = sum(reducer.squares_of_rows(self._only_fresh) for reducer in self._reducers)
         self._squares.add_up(pieces, more, priority)
 
     def refuse(self, reason: str) -> None:
@@ -112,7 +112,7 @@ class Clipping:
             There are gradients, but none of the process set that adds up.
         """
         if not self._is_added_up:
-            if any(one.to_scale(self._only_fresh) or one.has_rows() for one in self._reducers):
+            if any(reducer.to_scale(self._only_fresh) or reducer.has_rows() for reducer in self._reducers):
                 raise RuntimeError(
                     "clip_global_norm needs a gradient in the trainer's process set, but grad_req is 'null' for all "
                     "its parameters. Give the trainer the process set of a parameter that is trained."
@@ -123,15 +123,15 @@ class Clipping:
             self._fence.begin(also=[squares])
         if math.isinf(self.most):
             return
-        if any(one.has_rows() for one in self._reducers):
+        if any(reducer.has_rows() for reducer in self._reducers):
             scale = process.core.clipping_factor(float(squares.asnumpy().item()), factor, self.most)
-            for one in self._reducers if scale != 1.0 else ():
-                one.scale_rows(scale)
-        gradients = [gradient for one in self._reducers for gradient in one.to_scale(self._only_fresh)]
-        in_host_memory = [one for one in gradients if not arrays.on_gpu(one)]
+            for reducer in self._reducers if scale != 1.0 else ():
+                reducer.scale_rows(scale)
+        gradients = [gradient for reducer in self._reducers for gradient in reducer.to_scale(self._only_fresh)]
+        in_host_memory = [gradient for gradient in gradients if not arrays.on_gpu(gradient)]
         for some in grouped(in_host_memory, lambda one: one.size * arrays.item_size(one), BYTES_AT_ONCE):
             process.core.push_clip(arrays.handles(some), squares.handle.value, factor, self.most)
-        on_gpu = [one for one in gradients if arrays.on_gpu(one)]
+        on_gpu = [gradient for gradient in gradients if arrays.on_gpu(gradient)]
         if on_gpu:
             _scale_on_gpus(on_gpu, squares, abs(factor), self.most)
 

@@ -264,7 +264,7 @@ class HookedOperation:
     def _call(self) -> None:
         """Call the hook, with one array for each parameter."""
         replicas = [member.parameter._grad for member in self._planned.members]
-        totals = [arrays.total(one) for one in replicas]
+        totals = [arrays.total(array) for array in replicas]
         bucket = GradientBucket(self._reduction, self._planned, self._number, totals, self._when_updated)
         result = self._reduction.hook(bucket)
         if result is not None:

@@ -89,13 +89,15 @@ class DenseReducer(PlannedReducer):
         operations = self._operations
         if ignore_stale:
             used = {id(member) for member in self.share_freshness(clear=True)}
-            operations = [one for one in operations if any(id(member) in used for member in one.members)]
-            keys = {member.key for one in operations for member in one.members if id(member) in used}
+            operations = [
+                operation for operation in operations if any(id(member) in used for member in operation.members)
+            ]
+            keys = {member.key for operation in operations for member in operation.members if id(member) in used}
         self.is_due = compares is not Comparing.NOTHING and bool(self._operations)
         if compares is Comparing.UPDATE:
             self._sums.begin()
         if self._reduction.store_optimizer is not None:
-            self._to_update = [(one, keys if ignore_stale else None) for one in operations]
+            self._to_update = [(operation, keys if ignore_stale else None) for operation in operations]
         pushed = set(map(id, operations))
         self.fences = self._fences
         if self._fences and compares is Comparing.UPDATE:
@@ -297,7 +299,7 @@ class DenseReducer(PlannedReducer):
 def _counted(operations: Sequence[Operation], only_fresh: bool) -> list[Parameter]:
     """Parameters of operations, in an order that is the same on all ranks; with `only_fresh` those in use."""
     active = [member.parameter for operation in operations for member in operation.members]
-    return [one for one in active if not only_fresh or trainer_state.is_fresh(one)]
+    return [member for member in active if not only_fresh or trainer_state.is_fresh(member)]
 
 
 def _clear_errors(parameters: Sequence[Parameter]) -> None:

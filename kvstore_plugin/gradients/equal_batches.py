@@ -115,7 +115,7 @@ def _samples(operations: Sequence[Operation]) -> list[NDArray]:
             gradients += [member.parameter._grad[0] for member in operation.members]
         elif operation.layout:  # the sums of this worker's shards
             gradients += operation.update.own_gradients()
-    known = [one for one in gradients if one.size and arrays.dtype_name(one.dtype) in _DTYPES]
+    known = [gradient for gradient in gradients if gradient.size and arrays.dtype_name(gradient.dtype) in _DTYPES]
     return known if len(known) <= 2 * _ENDS else known[:_ENDS] + known[-_ENDS:]
 
 

@@ -81,11 +81,13 @@ class Fence:
         seen = [*map(_data_of, self._parameters), *map(_grad_of, self._parameters), *also]
         if len(seen) != len(self._seen) or not all(map(operator.is_, seen, self._seen)):
             self._seen = seen
-            trained = [one for one in self._parameters if one._grad is not None]
-            held = [array for one in trained for array in (*one._data, *one._grad)]
+            trained = [parameter for parameter in self._parameters if parameter._grad is not None]
+            held = [array for parameter in trained for array in (*parameter._data, *parameter._grad)]
             self._fence = None
             if held:
-                before = held if self._compares_weights else [array for one in trained for array in one._grad]
+                before = (
+                    held if self._compares_weights else [array for parameter in trained for array in parameter._grad]
+                )
                 key = load_tracking.watched(trained)
                 of_sums = arrays.handles([*before, *also])
                 self._fence = process.core.Fence(arrays.handles([*held, *also]), of_sums, key, self._scope)

@@ -30,19 +30,21 @@ class LocalReducer(Reducer):
         self._counted: list[NDArray] = []  # row_sparse gradients in the norm of this step
 
     def pieces(self, only_fresh: bool) -> list[Piece]:
-        gradients = [one._grad[0] for one in self._parameters if _is_fresh(one) and not _has_rows(one)]
+        gradients = [
+            parameter._grad[0] for parameter in self._parameters if _is_fresh(parameter) and not _has_rows(parameter)
+        ]
         return [Piece(gradient, 0, gradient.size) for gradient in gradients]
 
     def to_scale(self, only_fresh: bool) -> list[NDArray]:
-        dense = [one for one in self._parameters if _is_fresh(one) and not _has_rows(one)]
+        dense = [parameter for parameter in self._parameters if _is_fresh(parameter) and not _has_rows(parameter)]
         return [gradient for one in dense for gradient in one._grad]
 
     def has_rows(self) -> bool:
         return any(map(_has_rows, self._parameters))
 
     def squares_of_rows(self, only_fresh: bool) -> float:
-        sparse = [one for one in self._parameters if _is_fresh(one) and _has_rows(one)]
-        self._counted = [one for parameter in sparse for one in parameter._grad]
+        sparse = [parameter for parameter in self._parameters if _is_fresh(parameter) and _has_rows(parameter)]
+        self._counted = [gradient for parameter in sparse for gradient in parameter._grad]
         return sum(row_sparse.squares(parameter._grad[0]) for parameter in sparse)
 
     def scale_rows(self, factor: float) -> None:

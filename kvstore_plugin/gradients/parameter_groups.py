@@ -88,7 +88,7 @@ def sets_of(process_set: Any, of_parameters: Any) -> list[ProcessSet]:
     """
     given = [process_set if isinstance(process_set, ProcessSet) else global_process_set]
     if isinstance(of_parameters, Mapping):
-        given += [one for one in of_parameters.values() if isinstance(one, ProcessSet)]
+        given += [process_set for process_set in of_parameters.values() if isinstance(process_set, ProcessSet)]
     sets = {one.process_set_id: one for one in given if one.included()}
     return [one for _, one in sorted(sets.items())]
 
@@ -124,8 +124,8 @@ def scopes_of(sets: Sequence[ProcessSet], order: Sequence[int]) -> tuple[dict[Pr
 
 def refuse(sets: Iterable[ProcessSet], error: Exception) -> None:
     """Tell the other members of process sets, which meet first in DistributedTrainer(), why this rank fails."""
-    for one in sets:
-        operation.waiting(one, _CALL).leave_out(str(error), None)
+    for process_set in sets:
+        operation.waiting(process_set, _CALL).leave_out(str(error), None)
 
 
 def root_of(process_set: ProcessSet, root_rank: int, of_trainer: ProcessSet) -> int:
@@ -141,7 +141,7 @@ def divide(
     """The parameters of each process set that this rank is in, and under None the local parameters."""
     if of_parameters is not None and not isinstance(of_parameters, Mapping):
         raise TypeError(f"parameter_process_sets must be a dict, not {type(of_parameters).__name__}.")
-    known = {id(one.value) for one in named}
+    known = {id(item.value) for item in named}
     chosen: dict[int, ProcessSet | None] = {}
     for key, one in (of_parameters or {}).items():
         parameter = key if isinstance(key, Parameter) else _with_key(params, key)

@@ -62,7 +62,7 @@ class PlannedReducer(SharedReducer):
         keys: Mapping[int, int],
         memory: GradientMemory | None = None,
     ) -> None:
-        super().__init__(scope, [(one.name, one.value) for one in named], reduction, when_moved)
+        super().__init__(scope, [(item.name, item.value) for item in named], reduction, when_moved)
         self._exchange_name = f"{scope}/parameters"
         self._members = [
             BucketMember(name, f"{scope}/gradients/{name}", parameter, -position, None, keys[id(parameter)])
@@ -120,7 +120,9 @@ class PlannedReducer(SharedReducer):
     def described(self) -> dict[str, Any]:
         """How the gradients are reduced, for the statistics; see training/statistics.py."""
         members = sorted(self._members, key=lambda member: -member.priority)
-        reasons = self._memory.reasons_for_copies([one.parameter for one in members if one.parameter._grad is not None])
+        reasons = self._memory.reasons_for_copies(
+            [member.parameter for member in members if member.parameter._grad is not None]
+        )
         if self._copies_all:
             reasons = [why or _LAYOUTS_DIFFER for why in reasons]
         copied = collections.Counter(why for why in reasons if why is not None)
@@ -168,7 +170,7 @@ class PlannedReducer(SharedReducer):
         self._operations = operations
         are_several = self._process_set.size() > 1
         self._fences = [
-            Fence((one.parameter for one in made.members), self._scope) for made in operations if are_several
+            Fence((member.parameter for member in made.members), self._scope) for made in operations if are_several
         ]
         self._world = process.generation, self._process_set.process_set_id
         self._seen = [parameter._grad for parameter in self._parameters]

@@ -89,7 +89,7 @@ class _Step:
     def add(self, bucket: GradientBucket, fresh: Sequence[_Fresh]) -> None:
         """Add the states of a bucket whose gradients were reduced."""
         self._fresh.extend(fresh)
-        self._finite.extend(finite_flags([_real(one) for one in bucket.arrays if arrays.kind(one) == "float"]))
+        self._finite.extend(finite_flags([_real(array) for array in bucket.arrays if arrays.kind(array) == "float"]))
         self._parameters.append(bucket.parameters[0])
 
     def __call__(self) -> None:
@@ -217,7 +217,7 @@ class PowerSGD:
             "priority": bucket.priority,
         }
         factor = bucket.scale * size  # from means to what the trainer expects
-        left = [mx.nd.dot(one.values, one.state.q) for one in matrices]
+        left = [mx.nd.dot(matrix.values, matrix.state.q) for matrix in matrices]
         grouped_allreduce_([*left, *plain], **how)
         for gradient in plain if factor != 1.0 else ():
             gradient *= factor
@@ -269,7 +269,7 @@ class PowerSGD:
             ]
             self._loaded.pop(f"{name}/error", None)
             self._loaded.pop(f"{name}/q", None)
-            state = _State(name, *(mx.nd.array(one, ctx=gradient.context, dtype=dtype) for one in made))
+            state = _State(name, *(mx.nd.array(array, ctx=gradient.context, dtype=dtype) for array in made))
             self._states[parameter] = state
         return state
 

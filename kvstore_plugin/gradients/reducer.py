@@ -313,7 +313,7 @@ class SharedReducer(Reducer):
         process_sets.check(self._process_set)  # it may have been removed
         self._when_moved()
         times = [deferred_init.times(parameter) for parameter in self._parameters]
-        lacks = any(one._grad is None and one.grad_req != "null" for one in self._parameters)
+        lacks = any(parameter._grad is None and parameter.grad_req != "null" for parameter in self._parameters)
         if self._has_met() and not lacks and times == self._times:
             return
         call = f"a step of {self._scope}, whose parameters were just initialized"

@@ -52,18 +52,18 @@ class SparseReducer(SharedReducer):
         when_moved: Callable[[], None],
         keys: Mapping[int, int],
     ) -> None:
-        super().__init__(scope, [(one.name, one.value) for one in named], reduction, when_moved)
+        super().__init__(scope, [(item.name, item.value) for item in named], reduction, when_moved)
         if self._process_set.size() > 1:
             self.fences = [Fence(self._parameters, scope, compares_weights=True)]
         self._name = f"{scope}/sparse"
-        self._gradients = [_Gradient(one.name, one.value, keys[id(one.value)]) for one in named]
+        self._gradients = [_Gradient(item.name, item.value, keys[id(item.value)]) for item in named]
         self._to_update: list[tuple[RowUpdate, Rows]] = []
         self._counted: list[Parameter] = []  # in the norm of this step, where each worker updates all parameters
         self._workspace = row_sparse.Workspace(reduction.process_set)
-        self._priority = max(-one.position for one in named)
+        self._priority = max(-item.position for item in named)
         self._all_have_values = False  # in an earlier step all ranks had values of all parameters that need gradients
         self._has_begun = False  # all ranks have called the last allreduce(), and update() follows
-        labels = [one.label for one in self._gradients]
+        labels = [gradient.label for gradient in self._gradients]
         agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
 
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
@@ -71,9 +71,9 @@ class SparseReducer(SharedReducer):
         active = self._active()
         loaded = load_tracking.any_of(self._parameters)
         with self._turn() as turn:
-            contributions = [_contribution(one, ignore_stale) for one in active]
-            numbers = [trainer_state.is_fresh(one.parameter) for one in active]
-            numbers += [one.indices.size for one in contributions]
+            contributions = [_contribution(member, ignore_stale) for member in active]
+            numbers = [trainer_state.is_fresh(member.parameter) for member in active]
+            numbers += [contribution.indices.size for contribution in contributions]
             what = f"the sparse gradients {_described(active, contributions)}"
             what += step_label.BETWEEN + load_tracking.label(self._parameters) if loaded else ""
             met = turn.meet(f"{label or 'allreduce_grads()'}{step_label.BETWEEN}{what}", numbers)
@@ -99,7 +99,7 @@ class SparseReducer(SharedReducer):
             self._reduction.scale,
             self._priority,
             self._reduction.wire,
-            self._workspace if all(len(one.devices) == 1 for one in contributions) else None,
+            self._workspace if all(len(contribution.devices) == 1 for contribution in contributions) else None,
         )
         if self._reduction.store_optimizer is not None:
             self._to_update = [(self._update_of(active[number]), rows) for number, rows in zip(chosen, sums)]
@@ -127,8 +127,10 @@ class SparseReducer(SharedReducer):
 
     def squares_of_rows(self, only_fresh: bool) -> float:
         if self._reduction.store_optimizer is None:
-            parameters = [one for one in self._parameters if one._grad is not None]
-            self._counted = [one for one in parameters if not only_fresh or trainer_state.is_fresh(one)]
+            parameters = [parameter for parameter in self._parameters if parameter._grad is not None]
+            self._counted = [
+                parameter for parameter in parameters if not only_fresh or trainer_state.is_fresh(parameter)
+            ]
             values = [one._grad[0] for one in self._counted]
         else:
             values = [rows.values for _, rows in self._to_update]
@@ -161,7 +163,9 @@ class SparseReducer(SharedReducer):
         return [self._name]
 
     def _compared(self) -> tuple[list[NDArray], int]:
-        return [weight for one in self._parameters if one._grad is not None for weight in one._data], self._priority
+        return [
+            weight for parameter in self._parameters if parameter._grad is not None for weight in parameter._data
+        ], self._priority
 
     def _has_met(self) -> bool:
         return self._all_have_values
@@ -173,8 +177,8 @@ class SparseReducer(SharedReducer):
     def share_freshness(self) -> None:
         active = self._active()
         with self._turn() as turn:
-            label = f"an update with the sparse gradients {', '.join(one.label for one in active)}"
-            met = turn.meet(label, [trainer_state.is_fresh(one.parameter) for one in active])
+            label = f"an update with the sparse gradients {', '.join(member.label for member in active)}"
+            met = turn.meet(label, [trainer_state.is_fresh(member.parameter) for member in active])
         for number in np.flatnonzero(met.any(axis=0)):
             _set_fresh(active[number].parameter)
 
@@ -187,7 +191,7 @@ class SparseReducer(SharedReducer):
     def _active(self) -> list[_Gradient]:
         self._check_values()
         self._all_have_values = True
-        return [one for one in self._gradients if one.parameter._grad is not None]
+        return [gradient for gradient in self._gradients if gradient.parameter._grad is not None]
 
     def _turn(self) -> operation.Turn:
         return operation.Turn(self._process_set, self._name, f"the sparse gradients of {self._scope}")

@@ -83,10 +83,10 @@ class Squares:
             A gradient is not of floating-point numbers. The number is undefined then.
         """
         squares = self.array.handle.value
-        here = [one for one in pieces if not arrays.on_gpu(one.gradient)]
+        here = [piece for piece in pieces if not arrays.on_gpu(piece.gradient)]
         groups = grouped(here, lambda one: one.count * arrays.item_size(one.gradient), BYTES_AT_ONCE) or [[]]
         for number, group in enumerate(groups):
-            read = [(one.gradient.handle.value, one.begin, one.count) for one in group]
+            read = [(piece.gradient.handle.value, piece.begin, piece.count) for piece in group]
             process.core.push_sum_of_squares(read, squares, more if number == 0 else None, priority)
         with arrays.not_recorded():
             for gradient, begin, count in pieces:

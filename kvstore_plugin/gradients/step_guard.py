@@ -49,10 +49,10 @@ class StepGuard:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None:
             return
-        for one in self._reducers:  # also after Ctrl-C: this worker may go on
-            one.refuse_update(f"the step was interrupted on that rank: {error}")
+        for reducer in self._reducers:  # also after Ctrl-C: this worker may go on
+            reducer.refuse_update(f"the step was interrupted on that rank: {error}")
         is_counted = trainer_state.updates_counted(self._trainer) != self._before
-        if not is_counted and any(one.has_begun() for one in self._reducers):
+        if not is_counted and any(reducer.has_begun() for reducer in self._reducers):
             trainer_state.count_update(self._trainer)
         if self._when_failed is not None:
             self._when_failed(error)
@@ -75,18 +75,18 @@ def updates(trainer: gluon.Trainer | None, reducers: Sequence[Reducer]) -> Itera
     updating = load_tracking.updating
     before, updating.trainer = getattr(updating, "trainer", None), trainer
     try:
-        for one in reducers:
-            for fence in one.fences:
+        for reducer in reducers:
+            for fence in reducer.fences:
                 fence.begin()
         try:
             yield
         except MXNetError:  # of a sum, so that all workers have it; or of an update, which only a fence can tell
-            for one in reducers:
-                for fence in one.fences:
+            for reducer in reducers:
+                for fence in reducer.fences:
                     fence.push(broken=True)
             raise
-        for one in reducers:
-            for fence in one.fences:
+        for reducer in reducers:
+            for fence in reducer.fences:
                 fence.push()
     except BaseException as error:
         if trainer is not None and (not isinstance(error, MXNetError) or isinstance(error, load_tracking.OWN)):

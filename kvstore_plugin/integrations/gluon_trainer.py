@@ -181,7 +181,7 @@ def _meet(trainer: gluon.Trainer) -> None:
     if record.first_use is None:  # a copy, or older than the import of this package
         record.first_use = _first_use(trainer)
     missing = next((number for number, one in enumerate(params) if one._data is None), len(params))
-    held = agreement.digest([f"{one.shape} {arrays.dtype_name(one.dtype)}" for one in params])
+    held = agreement.digest([f"{parameter.shape} {arrays.dtype_name(parameter.dtype)}" for parameter in params])
     with record.first_use.lock(), operation.waiting(process_set, f"{_CALL} with {len(params)} parameters") as turn:
         met = turn.meet(_CALL, [len(params), missing, held, *record.order, *record.first_use.told()])
         numbers = record.first_use.agree(met[:, 5:])

@@ -70,7 +70,9 @@ class _Calls:
         A single call is refused, as on other workers in evaluation mode, whatever their numbers of calls.
         """
         layer = self.layer()
-        if layer is None or not any(id(one) in trained and one.grad_req != "null" for one in (layer.gamma, layer.beta)):
+        if layer is None or not any(
+            id(parameter) in trained and parameter.grad_req != "null" for parameter in (layer.gamma, layer.beta)
+        ):
             return
         may_be_missing = self.in_evaluation and self.process_set.included() and not self._first_use.is_due()
         try:
@@ -423,7 +425,7 @@ class _Forward(mx.operator.CustomOp):
         self._prop = prop
 
     def forward(self, is_train: bool, req: list, in_data: list, out_data: list, aux: list) -> None:
-        data, gamma, beta, total = (one.as_nd_ndarray() for one in in_data)
+        data, gamma, beta, total = (array.as_nd_ndarray() for array in in_data)
         prop = self._prop
         batch = batch_norm_math.moments(_values(total))
         inverse = 1 / np.sqrt(batch.variance + prop.eps)
@@ -443,7 +445,7 @@ class _Backward(mx.operator.CustomOp):
         self._prop = prop
 
     def forward(self, is_train: bool, req: list, in_data: list, out_data: list, aux: list) -> None:
-        data, gradient, gamma, statistics, total = (one.as_nd_ndarray() for one in in_data)
+        data, gradient, gamma, statistics, total = (array.as_nd_ndarray() for array in in_data)
         prop = self._prop
         mean, inverse, count = _parted(_values(statistics))
         means = _values(total).reshape(2, -1) / count

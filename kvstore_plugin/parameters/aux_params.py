@@ -106,7 +106,7 @@ class Averaging:
     def __init__(self, process_set: ProcessSet, scope: str, named: Sequence[Named]) -> None:
         self._process_set = process_set
         self._name = f"{scope}/aux"
-        self._named = [one for one in named if is_auxiliary(one.value)]
+        self._named = [item for item in named if is_auxiliary(item.value)]
 
     def push(self) -> None:
         """Average the initialized values over all devices of all workers. Returns at once.
@@ -169,7 +169,7 @@ def _devices(states: list[_State]) -> int:
 
 
 def _signatures(states: list[_State]) -> list[str]:
-    return [f"{one.name} {one.replicas[0].shape} {arrays.dtype_name(one.replicas[0].dtype)}" for one in states]
+    return [f"{state.name} {state.replicas[0].shape} {arrays.dtype_name(state.replicas[0].dtype)}" for state in states]
 
 
 def _difference(met: Any, other: int, process_set: ProcessSet, states: list[_State]) -> str:

@@ -71,9 +71,9 @@ def broadcast_parameters(
             turn, process_set, "broadcast", f"broadcast_parameters from rank {root_rank}"
         )
     exchange_name = f"{scope}/parameters"
-    shown = [described_within(one.name, one.value) for one in named]
+    shown = [described_within(item.name, item.value) for item in named]
     agreement.check_names(
-        process_set, exchange_name, [one.name for one in named], f"parameters of {scope}", shown=shown
+        process_set, exchange_name, [item.name for item in named], f"parameters of {scope}", shown=shown
     )
     if not named:
         return
@@ -88,7 +88,7 @@ def broadcast_parameters(
                 arriving += held
         elif lowest < _WAITS:  # else an earlier broadcast waits on every rank, and makes all values equal
             deferred_init.wait_for(value, broadcast)
-    load_tracking.forget([one.value for one in named if isinstance(one.value, Parameter)])
+    load_tracking.forget([item.value for item in named if isinstance(item.value, Parameter)])
     for array in arriving:
         array.wait_to_read()
     if (most < _WITHOUT_VALUES).all():  # nothing comes later
@@ -102,7 +102,7 @@ def _compared(process_set: ProcessSet, exchange_name: str, named: Sequence[Named
     or, where ranks have named it differently, its name on the set's first rank.
     """
     own = [getattr(value, "name", name) if name.startswith("parameter ") else name for name, value, _ in named]
-    numbers = [*(_state(one.value) for one in named), *(agreement.digest([name]) for name in own)]
+    numbers = [*(_state(item.value) for item in named), *(agreement.digest([name]) for name in own)]
     least, most = agreement.extremes(process_set, exchange_name, numbers)
     count = len(named)
     alike = least[count:] == most[count:]
@@ -141,7 +141,7 @@ def keep_equal(
     """
     if not named:
         return []
-    load_tracking.forget([one.value for one in named])
+    load_tracking.forget([item.value for item in named])
     names_of_all, least, most = _compared(process_set, f"{scope}/parameters", named)
     for (_, parameter, position), name, lowest, highest in zip(named, names_of_all, least, most):
         broadcast = Broadcast(process_set, f"{scope}/values/{name}", root, -position, lasting=names)

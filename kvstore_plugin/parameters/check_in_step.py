@@ -85,8 +85,8 @@ def check_in_step(
         named = [one for one in named_values(params) if auxiliary or not is_auxiliary(one.value)]
         if not _is_due(named, every, process_set):
             return
-        numbers = [agreement.digest([one.name for one in named])]
-        numbers += [_digest_of(one.value) for one in named]
+        numbers = [agreement.digest([item.name for item in named])]
+        numbers += [_digest_of(item.value) for item in named]
         met = turn.meet(f"check_in_step of {len(named)} parameters, every={every}", numbers)
     names, digests = met[:, 0], met[:, 1:]
     if (names != names[0]).any():

@@ -56,7 +56,7 @@ def any_of(parameters: Iterable[Parameter]) -> bool:
         _note_failed_updates(failed)
     if not _loaded:
         return False
-    for parameter in [one for one in parameters if one in _loaded]:
+    for parameter in [parameter for parameter in parameters if parameter in _loaded]:
         if _differs(parameter, _loaded[parameter]):
             return True
         forget([parameter])  # for example, other weights were loaded for an evaluation, and then the old ones again
@@ -69,7 +69,7 @@ def label(parameters: Iterable[Parameter]) -> str:
     Workers whose updates have failed at the same update have equal weights; after failures at different updates they do
     not.
     """
-    counts = sorted({_failed[one] for one in parameters if one in _failed}, key=str)
+    counts = sorted({_failed[parameter] for parameter in parameters if parameter in _failed}, key=str)
     alone = [count for count in counts if isinstance(count, str)]
     if alone:
         return f"{_LABEL} ({alone[0]})"

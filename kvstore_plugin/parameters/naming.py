@@ -62,8 +62,8 @@ def named_parameters(params: Any) -> list[Named]:
         what = what or f"a dict or a list of Parameters, such as net.collect_params(), not {type(params).__name__}"
         raise WrongParameters(f"params must be {what}.")
     unique: dict[int, Named] = {}
-    for one in named:
-        unique.setdefault(id(one.value), one)
+    for item in named:
+        unique.setdefault(id(item.value), item)
     return list(unique.values())
 
 

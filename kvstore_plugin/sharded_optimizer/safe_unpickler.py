@@ -218,7 +218,7 @@ class _Unpickler(pickle._Unpickler):
         if isinstance(function, type) and issubclass(function, NDArray):
             _require(arguments == (None,), "makes an array from a pointer")
         else:
-            known = any(function is one for one in _CALLABLE)
+            known = any(function is allowed for allowed in _CALLABLE)
             _require(
                 known or _makes_itself(function), "calls a function that does not make arrays, optimizers or schedulers"
             )

@@ -657,7 +657,7 @@ class MyKV(KVStoreBase):
             else arrays.empty(first.shape, first)
             for first in (call.inputs[0] for call in listed)
         ]
-        self._push_sums(listed, [[one] for one in sums], priority)
+        self._push_sums(listed, [[total] for total in sums], priority)
         for call, one in zip(listed, sums):
             home = self._values.home(call)
             with arrays.not_recorded():

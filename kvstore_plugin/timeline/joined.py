@@ -22,14 +22,16 @@ def check_same_job(recordings: list[Recording]) -> None:
     """
     first = recordings[0]
     seen: dict[int, str] = {}
-    for one in recordings:
-        if one.rank in seen:
-            raise TimelineError(f"{seen[one.rank]} and {one.path} are both of rank {one.rank}. Give one file of each.")
-        seen[one.rank] = one.path
-        if (one.job, one.size, one.host_ranks) != (first.job, first.size, first.host_ranks):
+    for recording in recordings:
+        if recording.rank in seen:
             raise TimelineError(
-                f"{first.path} and {one.path} are of different jobs ({_job(first)} and {_job(one)}). Give the files of "
-                "one job."
+                f"{seen[recording.rank]} and {recording.path} are both of rank {recording.rank}. Give one file of each."
+            )
+        seen[recording.rank] = recording.path
+        if (recording.job, recording.size, recording.host_ranks) != (first.job, first.size, first.host_ranks):
+            raise TimelineError(
+                f"{first.path} and {recording.path} are of different jobs ({_job(first)} and {_job(recording)}). Give "
+                "the files of one job."
             )
 
 
@@ -55,10 +57,10 @@ def clock_shifts(recordings: list[Recording]) -> list[int]:
     """
     reference = by_key(recordings[0])
     shifts = [0]
-    for one in recordings[1:]:
-        shift = one.zero - recordings[0].zero
+    for recording in recordings[1:]:
+        shift = recording.zero - recordings[0].zero
         lowest, highest = None, None
-        for key, call in by_key(one).items():
+        for key, call in by_key(recording).items():
             other = reference.get(key)
             if other is None or "allreduce" not in call.signature or call.error or other.error:
                 continue
@@ -90,7 +92,7 @@ def joined_trace(recordings: list[Recording], shifts: list[int]) -> dict[str, An
         "otherData": {
             "mykv": first.version,
             "job": first.job,
-            "ranks": [one.rank for one in recordings],
+            "ranks": [recording.rank for recording in recordings],
             "size": first.size,
             "host_ranks": first.host_ranks,
             "unix_time_at_zero_us": (first.zero - shifts[0]) // 1000,
@@ -115,7 +117,7 @@ def _moved(event: dict[str, Any], shift: int) -> dict[str, Any]:
 
 def _flows(recordings: list[Recording], shifts: list[int]) -> list[dict[str, Any]]:
     """An arrow for each wait: from the rank that came last to each rank that waited for it."""
-    calls = {one.rank: by_key(one) for one in recordings}
+    calls = {recording.rank: by_key(recording) for recording in recordings}
     shift_of = {one.rank: shift for one, shift in zip(recordings, shifts)}
     events: list[dict[str, Any]] = []
     number = 0

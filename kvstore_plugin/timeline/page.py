@@ -19,7 +19,7 @@ _MOST_ERRORS = 50
 
 def page(recordings: list[Recording], shifts: list[int]) -> str:
     """The page of timelines, whose times are moved by ``shifts`` (ns)."""
-    of_rank = {one.rank: steps(one) for one in recordings}
+    of_rank = {recording.rank: steps(recording) for recording in recordings}
     parts = {
         "TITLE": escape(_title(recordings)),
         "ABOUT": escape(_about(recordings)),
@@ -36,7 +36,7 @@ def page(recordings: list[Recording], shifts: list[int]) -> str:
 
 
 def _title(recordings: list[Recording]) -> str:
-    names = [str(one.rank) for one in recordings]
+    names = [str(recording.rank) for recording in recordings]
     if len(names) == 1:
         return f"Timeline of rank {names[0]}"
     shown = ", ".join(names) if len(names) <= 8 else f"{names[0]} to {names[-1]}"
@@ -45,7 +45,7 @@ def _title(recordings: list[Recording]) -> str:
 
 def _about(recordings: list[Recording]) -> str:
     first = recordings[0]
-    count = sum(len(one.calls) for one in recordings)
+    count = sum(len(recording.calls) for recording in recordings)
     return (
         f"{len(recordings)} of {_count(first.size, 'rank')} on {_count(len(first.host_ranks), 'host')}, "
         f"{_count(count, 'operation')}. Recorded by mykv {first.version}."
@@ -100,14 +100,14 @@ def _late_table(late: list[Lateness], known: int) -> str:
         ("rank", "came last", "share", "held the others up (ms)", "longest (ms)", "longest at"),
         (
             (
-                one.rank,
-                len(one.held),
-                f"{len(one.held) / known:.0%}",
-                f"{one.total / 1e6:.2f}",
-                f"{one.longest / 1e6:.2f}",
-                _Text(one.longest_name),
+                recording.rank,
+                len(recording.held),
+                f"{len(recording.held) / known:.0%}",
+                f"{recording.total / 1e6:.2f}",
+                f"{recording.longest / 1e6:.2f}",
+                _Text(recording.longest_name),
             )
-            for one in late
+            for recording in late
         ),
     )
 
@@ -146,11 +146,13 @@ def _size_table(recordings: list[Recording]) -> str:
         )
         for one in sizes(recordings)
     )
-    return _table(head, rows) if any(one.calls for one in recordings) else "<p>No operation was recorded.</p>"
+    return (
+        _table(head, rows) if any(recording.calls for recording in recordings) else "<p>No operation was recorded.</p>"
+    )
 
 
 def _error_table(recordings: list[Recording]) -> str:
-    failed = [(one.rank, call) for one in recordings for call in one.calls if call.error]
+    failed = [(recording.rank, call) for recording in recordings for call in recording.calls if call.error]
     if not failed:
         return ""
     rows = [(rank, _Text(call.name), _Text(call.error[:_ERROR_CHARACTERS])) for rank, call in failed[:_MOST_ERRORS]]

@@ -39,7 +39,7 @@ class Lateness:
 
 def latecomers(recordings: list[Recording], shifts: list[int]) -> tuple[list[Lateness], int]:
     """Who came last, the most costly rank first, and the number of operations that this is known of."""
-    calls = {one.rank: by_key(one) for one in recordings}
+    calls = {recording.rank: by_key(recording) for recording in recordings}
     found: dict[int, Lateness] = {}
     seen: set[Key] = set()
     for one, shift in zip(recordings, shifts):  # in the order of ranks: rank 0 knows about other hosts
@@ -94,8 +94,8 @@ def sizes(recordings: list[Recording]) -> list[SizeClass]:
     """Operations by kind and size; each rank's call counts."""
     labels = [label for _, label in _SIZE_CLASSES] + [_LARGEST]
     found: dict[tuple[int, int], SizeClass] = {}
-    for one in recordings:
-        for call in one.calls:
+    for recording in recordings:
+        for call in recording.calls:
             number = next((n for n, (limit, _) in enumerate(_SIZE_CLASSES) if call.size < limit), len(_SIZE_CLASSES))
             size_class = (KINDS.index(call.kind), number)
             entry = found.setdefault(size_class, SizeClass(call.kind, labels[number]))

@@ -136,12 +136,12 @@ class _Exchange:
             self._keep_numbers(described)
         if self._counters:
             self._keep_counters(described)
-        load_tracking.forget([one.value for one in share.named])
+        load_tracking.forget([item.value for item in share.named])
 
     def _meet(self) -> np.ndarray:
         """Compare the trainers; returns a flag for each worker, whether its trainer is attached to a store."""
         share, trainer = self._share, self._trainer
-        names = [one.name for one in share.named]
+        names = [item.name for item in share.named]
         with_scaler = getattr(trainer, "_amp_loss_scaler", None) is not None
         with operation.waiting(share.process_set, "broadcast_states") as turn:
             mine = [agreement.digest(names), len(names), with_scaler, gluon_trainer.was_attached(trainer)]
@@ -177,7 +177,8 @@ class _Exchange:
         scaler = getattr(trainer, "_amp_loss_scaler", None)
         return {
             "parameters": [
-                one.value._data and described_array(one.value._data[0], also_sparse=True) for one in self._share.named
+                item.value._data and described_array(item.value._data[0], also_sparse=True)
+                for item in self._share.named
             ],
             "states": states,
             "arrays": [described_array(array) for array in self._sent],
@@ -339,12 +340,12 @@ def _shares_of(trainer: gluon.Trainer, root_rank: int) -> list[_Share]:
     if isinstance(trainer, DistributedTrainer):
         return [
             _Share(
-                one.process_set,
-                one.named,
-                parameter_groups.root_of(one.process_set, root_rank, main),
-                one.process_set is main,
+                share.process_set,
+                share.named,
+                parameter_groups.root_of(share.process_set, root_rank, main),
+                share.process_set is main,
             )
-            for one in trainer._shares
+            for share in trainer._shares
         ]
     named = naming.named_parameters(trainer._params)
     return [_Share(main, named, parameter_groups.root_of(main, root_rank, main), True)]

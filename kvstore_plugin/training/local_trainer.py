@@ -430,7 +430,7 @@ class LocalTrainer(DistributedTrainer):
             self._gradients = [_LocalSteps(self._params, WeakMethod(self, "_follow_devices"))]
             if self._clipping is not None:
                 self._clipping = Clipping(self._clipping.most, self._gradients, None, self._params, True)
-            self._outer = OuterOptimizer(self._meetings, [one.value for one in share.named], self._outer_options)
+            self._outer = OuterOptimizer(self._meetings, [item.value for item in share.named], self._outer_options)
             # Workers may have other values since the trainer was made. Meetings add changes to a common point.
             self._outer.begin(share.root, state or {})
             self._outer_state = None
@@ -463,7 +463,7 @@ class LocalTrainer(DistributedTrainer):
 
     def _reducers_together(self) -> list[SharedReducer]:
         """The reducers of the steps made together; none after the first local step."""
-        return [one for one in self._gradients if isinstance(one, SharedReducer)]
+        return [reducer for reducer in self._gradients if isinstance(reducer, SharedReducer)]
 
     def _redefer(self, reason: str) -> None:
         for reducer in self._reducers_together():
@@ -485,7 +485,7 @@ class LocalTrainer(DistributedTrainer):
     def _check_begin(self) -> None:
         """Raise an error if the parameters are nothing for local steps, or the loaded state is of others."""
         trained = [one for one in self._shares[0].named if one.value.grad_req != "null"]
-        with_values = [one for one in trained if one.value._data is not None]
+        with_values = [item for item in trained if item.value._data is not None]
         for name, parameter, _ in with_values:
             _check_dtype(name, parameter)
         if self._outer_state is not None and len(with_values) == len(trained):
@@ -504,12 +504,12 @@ class _LocalSteps(LocalReducer):
     """The gradients of local steps. Other workers wait for this worker in meetings only."""
 
     def __init__(self, parameters: Any, when_moved: Any) -> None:
-        super().__init__([one for one in parameters if one.grad_req != "null"], when_moved)
-        self._frozen = [one for one in parameters if one.grad_req == "null"]
+        super().__init__([parameter for parameter in parameters if parameter.grad_req != "null"], when_moved)
+        self._frozen = [parameter for parameter in parameters if parameter.grad_req == "null"]
 
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
         """Sum each gradient over the devices of this worker."""
-        thawed = next((one for one in self._frozen if one.grad_req != "null"), None)
+        thawed = next((parameter for parameter in self._frozen if parameter.grad_req != "null"), None)
         if thawed is not None:
             raise RuntimeError(
                 f"Parameter {thawed.name} was frozen (grad_req 'null') when the local steps began, so no meeting "

@@ -67,9 +67,9 @@ class MeetingTrainer(gluon.Trainer):
             The prefix of operation names in each process set.
         """
         positions = {id(one.value): position for position, one in enumerate(named)}
-        scopes, is_common = parameter_groups.scopes_of(sets, [positions[id(one)] for one in self._params])
+        scopes, is_common = parameter_groups.scopes_of(sets, [positions[id(parameter)] for parameter in self._params])
         if not is_common:
-            self._params = [one.value for one in named]
+            self._params = [item.value for item in named]
             self._param2idx = {parameter.name: number for number, parameter in enumerate(self._params)}
             self._optimizer.param_dict = dict(enumerate(self._params))
         return scopes
@@ -117,8 +117,8 @@ class MeetingTrainer(gluon.Trainer):
             try:
                 reduction = how._replace(process_set=share.process_set)
                 meeting = f"{scopes[share.process_set]}/parameters"
-                dense = [one for one in share.named if one.value._grad_stype == "default"]
-                rest = [one for one in share.named if one.value._grad_stype != "default"]
+                dense = [item for item in share.named if item.value._grad_stype == "default"]
+                rest = [item for item in share.named if item.value._grad_stype != "default"]
                 which = f"sparse gradients of {', '.join(one.name for one in rest) or 'no parameter'}"
                 follow = WeakMethod(self, "_follow_devices")
                 gradients = DenseReducer(share.scope, dense, reduction, follow, self._keys())
@@ -136,8 +136,8 @@ class MeetingTrainer(gluon.Trainer):
                     known = broadcast.keep_equal(
                         share.process_set, share.named, share.scope, share.root, share.names, are_equal
                     )
-                    for one in made:
-                        one.have_values = known
+                    for reducer in made:
+                        reducer.have_values = known
             except Exception as error:
                 for later in self._shares[number + 1 :]:
                     later.process_set._core.refuse(f"{scopes[later.process_set]}/parameters", str(error))
@@ -149,9 +149,9 @@ class MeetingTrainer(gluon.Trainer):
     def _begin_clipping(self, most: float) -> None:
         self._workers.check("clip_global_norm")
         reducers = [
-            one
-            for one in self._gradients
-            if isinstance(one, SharedReducer) and one.process_set is self._workers.process_set
+            reducer
+            for reducer in self._gradients
+            if isinstance(reducer, SharedReducer) and reducer.process_set is self._workers.process_set
         ]
         if self._workers.scope and not reducers:
             raise ValueError(
@@ -309,7 +309,7 @@ class MeetingTrainer(gluon.Trainer):
     def _follow_devices(self) -> None:
         """After reset_ctx moved parameters, give each of their devices an updater with states on that device."""
         amp.warn_of_added_gradients(self._params)
-        held = [one._data for one in self._params]
+        held = [parameter._data for parameter in self._params]
         if all(one is other for one, other in zip(held, self._held)):
             return
         self._held = held

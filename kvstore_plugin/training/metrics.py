@@ -113,7 +113,7 @@ def allreduce_metric(metric: Any, process_set: ProcessSet = global_process_set) 
 def _leaves(metric: Any) -> list:
     """The metrics of a composite metric, also of nested composites."""
     if isinstance(metric, mxnet_metrics.CompositeEvalMetric):
-        return [leaf for one in metric.metrics for leaf in _leaves(one)]
+        return [leaf for part in metric.metrics for leaf in _leaves(part)]
     if not isinstance(metric, mxnet_metrics.EvalMetric):
         raise TypeError(f"metric must be an EvalMetric or a list of them, not {type(metric).__name__}.")
     return [metric]

@@ -123,12 +123,16 @@ class OuterOptimizer:
 
     def __init__(self, meetings: Meetings, parameters: Sequence[Parameter], options: OuterOptions) -> None:
         self._meetings, self._options = meetings, options
-        self._auxiliary = [one for one in parameters if is_auxiliary(one) and one._data is not None]
+        self._auxiliary = [
+            parameter for parameter in parameters if is_auxiliary(parameter) and parameter._data is not None
+        ]
         with _classic_operators():
             self._weights = [
-                _Weight(one, options.momentum != 0, options.overlap) for one in parameters if one.grad_req != "null"
+                _Weight(parameter, options.momentum != 0, options.overlap)
+                for parameter in parameters
+                if parameter.grad_req != "null"
             ]
-            self._averages = [_classic(one._data[0]).copy() for one in self._auxiliary]
+            self._averages = [_classic(parameter._data[0]).copy() for parameter in self._auxiliary]
         # Of the last meeting: workers with steps, workers that go on, and workers whose running means count.
         self._counts: Any = None
         self.is_pending = False  # a meeting has begun and is not applied yet
@@ -145,15 +149,15 @@ class OuterOptimizer:
             The velocities as `state` has returned them, empty for zeros; either on all workers or on none.
         """
         core, of_whole, own = self._meetings.process_set._core, self._meetings.whole, self.state()
-        sent = [arrays.handles(one.parameter._data) for one in self._weights]
+        sent = [arrays.handles(weight.parameter._data) for weight in self._weights]
         with _classic_operators():
             for key, velocity in own.items() if state else ():
                 _classic(state[key]).copyto(velocity)
                 sent.append(arrays.handles([velocity]))
             for number, name in enumerate(self._meetings.of_begin(len(self._weights), bool(state))):
                 core.push_broadcast(name, sent[number][0], sent[number], root, -number, turn_of=of_whole)
-            for one in self._weights:
-                one.weight.copyto(one.anchor)
+            for weight in self._weights:
+                weight.weight.copyto(weight.anchor)
 
     def meet(self, has_steps: bool, goes_on: bool) -> None:
         """Average the changes of all workers, and apply them; with overlap those of the meeting before.
@@ -250,7 +254,7 @@ class OuterOptimizer:
             The meeting has failed. Its arrays do not carry the error any more, so the next meeting can use them.
         """
         failed = None
-        for array in [*(one.change for one in self._weights), *self._averages, self._counts]:
+        for array in [*(weight.change for weight in self._weights), *self._averages, self._counts]:
             try:
                 array.wait_to_read()
             except MXNetError as error:
@@ -282,7 +286,7 @@ class OuterOptimizer:
 
     def _push_changes(self, changes: Turn) -> None:
         """Sum the changes of all workers into `change`."""
-        held = arrays.handles([one.change for one in self._weights])
+        held = arrays.handles([weight.change for weight in self._weights])
         wire = {"wire": self._options.wire} if self._options.wire else {}
         changes.push(changes.core.push_group, held, held, "sum", 1.0, label=self._label(), **wire)
 
@@ -295,13 +299,13 @@ class OuterOptimizer:
             raise MXNetError(self._broken)
         averages = has_steps or self._options.overlap
         self._counts = mx.nd.array([float(has_steps), float(goes_on), float(averages)], dtype="float64")
-        for one in self._weights:
-            if one.snapshot is not None:
-                one.weight.copyto(one.snapshot)
+        for weight in self._weights:
+            if weight.snapshot is not None:
+                weight.weight.copyto(weight.snapshot)
             if has_steps:
-                mx.nd.elemwise_sub(one.weight, one.anchor, out=one.change)
+                mx.nd.elemwise_sub(weight.weight, weight.anchor, out=weight.change)
             else:
-                mx.nd.zeros_like(one.anchor, out=one.change)
+                mx.nd.zeros_like(weight.anchor, out=weight.change)
         for parameter, average in zip(self._auxiliary, self._averages):
             if averages:
                 _classic(parameter._data[0]).copyto(average)
@@ -312,27 +316,29 @@ class OuterOptimizer:
         """Move the common point by the sums in `change`, and let the weights follow."""
         options = self._options
         with _classic_operators():
-            for one in self._weights:
-                change = one.change
+            for weight in self._weights:
+                change = weight.change
                 mx.nd.broadcast_div(change, _like(self._counts[0:1], change), out=change)
                 change *= options.learning_rate
-                if one.velocity is None:
-                    one.anchor += change
+                if weight.velocity is None:
+                    weight.anchor += change
                 else:
                     # One operation: after a failed meeting the velocity is as before, as on workers that refused it.
-                    mx.nd.elemwise_add(one.velocity * options.momentum, change, out=one.velocity)
-                    one.anchor += change + options.momentum * one.velocity if options.nesterov else one.velocity
-                if one.snapshot is not None and keeps_local:
-                    mx.nd.elemwise_add(one.anchor, one.weight - one.snapshot, out=one.weight)
-                    one.spread()
+                    mx.nd.elemwise_add(weight.velocity * options.momentum, change, out=weight.velocity)
+                    weight.anchor += (
+                        change + options.momentum * weight.velocity if options.nesterov else weight.velocity
+                    )
+                if weight.snapshot is not None and keeps_local:
+                    mx.nd.elemwise_add(weight.anchor, weight.weight - weight.snapshot, out=weight.weight)
+                    weight.spread()
                 else:
-                    one.follow_anchor()
+                    weight.follow_anchor()
 
     def _go_back(self) -> None:
         """Give the weights the values of the common point, which they have unless a meeting has failed."""
         with _classic_operators():
-            for one in self._weights:
-                one.follow_anchor()
+            for weight in self._weights:
+                weight.follow_anchor()
 
     def _apply_averages(self) -> None:
         """Give running means their averages."""
@@ -345,8 +351,8 @@ class OuterOptimizer:
     def _fence(self) -> None:
         """Let all arrays of a meeting wait for each other: if it fails, all of them carry its error."""
         if not mxnet.engine_blocks():
-            held = [array for one in self._weights for array in one.held()]
-            held += [*self._averages, *(_classic(array) for one in self._auxiliary for array in one._data)]
+            held = [array for weight in self._weights for array in weight.held()]
+            held += [*self._averages, *(_classic(array) for parameter in self._auxiliary for array in parameter._data)]
             process.core.Fence(arrays.handles(held)).push()
 
 

@@ -89,7 +89,7 @@ class SteppingTrainer(MeetingTrainer):
         """After a step or an update that has failed here: refuse what the other workers await. `steps` before it."""
         if self._clipping is not None:
             self._clipping.refuse(f"the step was interrupted on that rank: {error}")
-        if self._steps == steps and any(one.has_begun() for one in self._gradients):
+        if self._steps == steps and any(reducer.has_begun() for reducer in self._gradients):
             self._count_step(f"the step has failed on that rank: {error}")
 
     def _checked(self, method: str, batch_size: Any, ignore_stale: Any) -> tuple[float, bool]:
@@ -224,7 +224,7 @@ class SteppingTrainer(MeetingTrainer):
         for later in self._gradients[number + 1 :]:
             later.refuse(reason)
         sets = [one.process_set for one in self._gradients[: number + 1] if isinstance(one, SharedReducer)]
-        if any(one is not sets[-1] for one in sets):  # its workers may not have the error, and go on
+        if any(process_set is not sets[-1] for process_set in sets):  # its workers may not have the error, and go on
             load_tracking.note_failure(self._params, self)
         if is_step:
             return
@@ -325,5 +325,5 @@ class SteppingTrainer(MeetingTrainer):
             else:
                 self._update_each_device(update, ignore_stale)
             if is_hooked and trainer_state.updates_counted(self) != before:  # AMP has not skipped them
-                for one in self._gradients:
-                    one.updated()
+                for reducer in self._gradients:
+                    reducer.updated()

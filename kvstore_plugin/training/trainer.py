@@ -202,7 +202,7 @@ class DistributedTrainer(SteppingTrainer):
             )
             named = naming.named_parameters(params)
             options.check_parameters(named)
-            placement.check_devices((one.name, one.value) for one in named)
+            placement.check_devices((item.name, item.value) for item in named)
             named_of = parameter_groups.divide(params, named, process_set, parameter_process_sets)
             global_process_set._position_of(root_rank)  # raises if root_rank is not a rank
             roots = {one: parameter_groups.root_of(one, root_rank, process_set) for one in sets}
@@ -433,7 +433,7 @@ def join_hook(trainer: DistributedTrainer) -> JoinHook:
             "join() cannot be used with a trainer that has elastic=True, since join() needs all workers until its "
             "end. Leave elastic out, or let all workers make the same number of steps."
         )
-    shared = [one for share in trainer._shares for one in share.named]
+    shared = [item for share in trainer._shares for item in share.named]
 
     def attach(join: Any) -> None:
         trainer._join = join
@@ -444,7 +444,7 @@ def join_hook(trainer: DistributedTrainer) -> JoinHook:
 
     @contextlib.contextmanager
     def without_local_parameters() -> Iterator[None]:
-        numbers = {id(one.value) for one in shared}
+        numbers = {id(item.value) for item in shared}
         given = trainer._params
         trainer._params = [one if id(one) in numbers else LEFT_OUT for one in given]
         try:
