@@ -165,10 +165,10 @@ def allreduce(
     unions = _unions(process_set, name, contributions, counts, priority)
     sums: list[Any] = [None] * len(contributions)
     for dtype in dict.fromkeys(contribution.dtype for contribution in contributions):
-        members = [number for number, one in enumerate(contributions) if one.dtype == dtype]
+        members = [number for number, contribution in enumerate(contributions) if contribution.dtype == dtype]
         options = {"scale": scale, "priority": priority, "wire": wire if dtype.name in ("float32", "float64") else ""}
         parts = [contributions[i] for i in members], [unions[i] for i in members]
-        count = sum(rows.size * one.width for one, rows in zip(*parts))
+        count = sum(rows.size * contribution.width for contribution, rows in zip(*parts))
         if not count:
             views = _laid_out(*parts)[1]
         else:
@@ -222,7 +222,7 @@ def assign(array: NDArray, rows: Rows) -> None:
     made = mx.nd.sparse.zeros("row_sparse", array.shape, ctx=array.context, dtype=array.dtype)
     if rows.indices.size:
         values = np.ascontiguousarray(rows.values).reshape(-1, *array.shape[1:])
-        data = [mx.nd.from_numpy(one, zero_copy=True) for one in (values, rows.indices)]
+        data = [mx.nd.from_numpy(array, zero_copy=True) for array in (values, rows.indices)]
         made = mx.nd.sparse.row_sparse_array(tuple(data), array.shape, ctx=array.context, dtype=array.dtype)
     with arrays.not_recorded():
         made.copyto(array)
@@ -311,7 +311,7 @@ def _unions(
     for work in works:
         operation.wait(work)
     of_ranks = [np.split(part, np.cumsum(row[:-1])) for part, row in zip(parts, counts)]
-    return [_union(lists, one.shape[0]) for one, lists in zip(contributions, zip(*of_ranks))]
+    return [_union(lists, contribution.shape[0]) for contribution, lists in zip(contributions, zip(*of_ranks))]
 
 
 def _laid_out(
@@ -321,7 +321,7 @@ def _laid_out(
 
     The first array is `memory`, if it is given.
     """
-    ends = np.cumsum([union.size * one.width for one, union in zip(contributions, unions)])
+    ends = np.cumsum([union.size * contribution.width for contribution, union in zip(contributions, unions)])
     inputs = [np.zeros(ends[-1], contributions[0].dtype) if memory is None else memory]
     if memory is not None:
         memory.fill(0)
@@ -329,11 +329,11 @@ def _laid_out(
         inputs.append(np.zeros(ends[-1], contributions[0].dtype))
     views = []
     for number, values in enumerate(inputs):
-        for one, union, part in zip(contributions, unions, np.split(values, ends[:-1])):
-            view = part.reshape(union.size, one.width)
+        for contribution, union, part in zip(contributions, unions, np.split(values, ends[:-1])):
+            view = part.reshape(union.size, contribution.width)
             if number == 0:
                 views.append(view)
-            if number < len(one.devices) and one.devices[number].indices.size:
-                rows = one.devices[number]
+            if number < len(contribution.devices) and contribution.devices[number].indices.size:
+                rows = contribution.devices[number]
                 view[np.searchsorted(union, rows.indices)] = rows.values
     return inputs, views

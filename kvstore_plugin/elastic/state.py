@@ -72,13 +72,13 @@ class ElasticState:
                 raise ValueError(_REFUSED.format(name=name))
         self._callbacks: list[Callable[[], Any]] = []
         self._checkpoint = checkpoint
-        self._nets = [one for one in members.values() if isinstance(one, gluon.Block)]
-        self._trainers = [one for one in members.values() if isinstance(one, Trainer)]
+        self._nets = [member for member in members.values() if isinstance(member, gluon.Block)]
+        self._trainers = [member for member in members.values() if isinstance(member, Trainer)]
         self._number = _NEVER  # of the last commit
         self._members: Members | None = None  # of run_elastic()
         vars(self).update(members)
         self._own = {name for name in vars(self) if name.startswith("_")} | {"_own", "_copies"}
-        self._own |= {name for name, one in members.items() if isinstance(one, (gluon.Block, Trainer))}
+        self._own |= {name for name, member in members.items() if isinstance(member, (gluon.Block, Trainer))}
         if not self._trainers:
             raise ValueError("An ElasticState needs a DistributedTrainer: ElasticState(net=net, trainer=trainer, ...).")
         known = {id(parameter) for parameter in self._parameters()}
@@ -153,8 +153,8 @@ class ElasticState:
         """The parameters of all networks, each once, in the same order on all workers."""
         unique = {}
         for net in self._nets:
-            for one in named_parameters(net.collect_params()):
-                unique.setdefault(id(one.value), one.value)
+            for item in named_parameters(net.collect_params()):
+                unique.setdefault(id(item.value), item.value)
         return list(unique.values())
 
     def _commit(self, members: Members | None = None) -> bool:
@@ -180,7 +180,7 @@ class ElasticState:
         return bool(rooms.any())
 
     def _last(self) -> _Copy:
-        return max(self._copies, key=lambda one: one.number)
+        return max(self._copies, key=lambda kept: kept.number)
 
     def _values(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in self._own}
@@ -189,28 +189,28 @@ class ElasticState:
         """Raise a TypeError on all workers if a new worker could not get the last commit. Collective."""
         last = self._last()
         names = {id(value): name for name, value in vars(self).items()}
-        handover.check(last.values, {names[id(one)]: last.training[i] for i, one in enumerate(self._trainers)})
+        handover.check(last.values, {names[id(trainer)]: last.training[i] for i, trainer in enumerate(self._trainers)})
 
     def _restore(self) -> None:
         """Go back to the last commit that all remaining workers have, and commit it again. Collective."""
         counts = global_process_set._counted()
-        held = [(one.number, one.rank) for one in self._copies]
+        held = [(kept.number, kept.rank) for kept in self._copies]
         everyone = allgather_object((max(held)[0], held, counts, new_workers.is_respawned()))
         for _, _, others, _ in everyone:
             global_process_set._skip_to(others)
         # A new worker has no commit before its first one, which the others may lack.
         agreed = min((number for number, _, _, is_new in everyone if number != _NEVER or not is_new), default=_NEVER)
-        held_then = [next((one for one in held if one[0] == agreed), None) for _, held, _, _ in everyone]
-        lacks = [rank for rank, one in enumerate(held_then) if one is None]
+        held_then = [next((commit for commit in held if commit[0] == agreed), None) for _, held, _, _ in everyone]
+        lacks = [rank for rank, commit in enumerate(held_then) if commit is None]
         if agreed == _NEVER or not all(everyone[rank][3] for rank in lacks):
             raise RuntimeError("A worker was lost before all workers had completed the first commit of run_elastic.")
-        for one in self._copies:
-            if one.number != agreed:
-                one.number = _NEVER
+        for kept in self._copies:
+            if kept.number != agreed:
+                kept.number = _NEVER
         last = self._last()
         self._number = agreed
         if lacks:
-            donor = next(rank for rank, one in enumerate(held_then) if one is not None)
+            donor = next(rank for rank, commit in enumerate(held_then) if commit is not None)
             handover.hand_over(last, self._parameters(), self._trainers, donor, self._members)
         for name in self._values():
             delattr(self, name)
@@ -224,7 +224,9 @@ class ElasticState:
             training.restore(trainer)  # again: _meet_again() has changed counters
         for number, trainer in enumerate(self._trainers):
             if trainer._store_optimizer is not None:
-                self._restore_shares(number, trainer, last, [None if one is None else one[1] for one in held_then])
+                self._restore_shares(
+                    number, trainer, last, [None if commit is None else commit[1] for commit in held_then]
+                )
         wait_for_all()
         self._commit()
 

@@ -56,7 +56,7 @@ class TrainerWorkers:
         inside = set(process_set.ranks) if self.scope else set()
         self.gradients_may_differ = bool(self.scope) and bool(others or stays_local)
         self.has_other_groups = bool(others)
-        self.overlaps_outside = any(not inside.issuperset(one.ranks) for one in others)
+        self.overlaps_outside = any(not inside.issuperset(other.ranks) for other in others)
 
     def meet(self) -> None:
         """Set each attribute on all workers if it is set on some worker. Collective over the process set."""
@@ -89,8 +89,8 @@ def sets_of(process_set: Any, of_parameters: Any) -> list[ProcessSet]:
     given = [process_set if isinstance(process_set, ProcessSet) else global_process_set]
     if isinstance(of_parameters, Mapping):
         given += [process_set for process_set in of_parameters.values() if isinstance(process_set, ProcessSet)]
-    sets = {one.process_set_id: one for one in given if one.included()}
-    return [one for _, one in sorted(sets.items())]
+    sets = {process_set.process_set_id: process_set for process_set in given if process_set.included()}
+    return [process_set for _, process_set in sorted(sets.items())]
 
 
 def scopes_of(sets: Sequence[ProcessSet], order: Sequence[int]) -> tuple[dict[ProcessSet, str], bool]:
@@ -111,10 +111,11 @@ def scopes_of(sets: Sequence[ProcessSet], order: Sequence[int]) -> tuple[dict[Pr
     """
     scopes, is_common = {}, True
     mine = agreement.digest([str(position) for position in order])
-    for number, one in enumerate(sets):
+    for number, process_set in enumerate(sets):
         try:
-            with operation.waiting(one, _CALL) as turn:
-                scopes[one], orders = operation_names.numbered_alike(turn, one, "trainer", _CALL, [mine])
+            with operation.waiting(process_set, _CALL) as turn:
+                numbered = operation_names.numbered_alike(turn, process_set, "trainer", _CALL, [mine])
+                scopes[process_set], orders = numbered
         except Exception as error:
             refuse(sets[number + 1 :], error)
             raise
@@ -143,20 +144,20 @@ def divide(
         raise TypeError(f"parameter_process_sets must be a dict, not {type(of_parameters).__name__}.")
     known = {id(item.value) for item in named}
     chosen: dict[int, ProcessSet | None] = {}
-    for key, one in (of_parameters or {}).items():
+    for key, given in (of_parameters or {}).items():
         parameter = key if isinstance(key, Parameter) else _with_key(params, key)
         if id(parameter) not in known:
             raise ValueError(f"parameter_process_sets holds {key!r}, which is not in params.")
-        if one is not None and not isinstance(one, ProcessSet):
-            raise TypeError(f"parameter_process_sets must hold ProcessSets or None, not {type(one).__name__}.")
-        if one is not None:
-            check_is_added(one)
-        chosen[id(parameter)] = one
+        if given is not None and not isinstance(given, ProcessSet):
+            raise TypeError(f"parameter_process_sets must hold ProcessSets or None, not {type(given).__name__}.")
+        if given is not None:
+            check_is_added(given)
+        chosen[id(parameter)] = given
     divided: dict[ProcessSet | None, list[Named]] = {}
-    for one in named:
-        of_parameter = chosen.get(id(one.value), process_set)
+    for item in named:
+        of_parameter = chosen.get(id(item.value), process_set)
         is_shared = of_parameter is not None and of_parameter.included()
-        divided.setdefault(of_parameter if is_shared else None, []).append(one)
+        divided.setdefault(of_parameter if is_shared else None, []).append(item)
     return divided
 
 

@@ -99,7 +99,7 @@ class _Step:
         for state, error, q in self._fresh:
             at = error.context
             if at not in good:
-                good[at] = _are_all_set([_at(at, one) for one in flags])
+                good[at] = _are_all_set([_at(at, flag) for flag in flags])
             mx.nd.where(_repeated(good[at], q.shape[0]), q, state.q, out=state.q)
             mx.nd.where(_repeated(good[at], error.shape[0]), error, state.error, out=state.error)
 
@@ -129,9 +129,9 @@ def _at(context: mx.Context, flag: NDArray) -> NDArray:
 def _are_all_set(flags: Sequence[NDArray]) -> NDArray:
     """0 if the first flag or any other is 0."""
     result = flags[0]
-    for one in flags[1:]:
+    for flag in flags[1:]:
         both = mx.nd.zeros((1,), ctx=result.context)
-        result = mx.nd.broadcast_logical_and(result, one, out=both)
+        result = mx.nd.broadcast_logical_and(result, flag, out=both)
     return result
 
 
@@ -222,9 +222,9 @@ class PowerSGD:
         for gradient in plain if factor != 1.0 else ():
             gradient *= factor
         fresh = []
-        for width in sorted({one.shape[1] for one in left}):
-            chosen = [number for number, one in enumerate(left) if one.shape[1] == width]
-            fresh += self._reduce(bucket, [matrices[one] for one in chosen], [left[one] for one in chosen], factor, how)
+        for width in sorted({product.shape[1] for product in left}):
+            chosen = [number for number, product in enumerate(left) if product.shape[1] == width]
+            fresh += self._reduce(bucket, [matrices[at] for at in chosen], [left[at] for at in chosen], factor, how)
         step.add(bucket, fresh)
 
     def _reduce(
@@ -232,15 +232,15 @@ class PowerSGD:
     ) -> list[_Fresh]:
         """The second half, for matrices with the same number of columns; `left` are the averages of P."""
         basis = _Basis(left, bucket)
-        right = [mx.nd.dot(one.values, p, transpose_a=True) for one, p in zip(matrices, basis.columns)]
+        right = [mx.nd.dot(matrix.values, p, transpose_a=True) for matrix, p in zip(matrices, basis.columns)]
         grouped_allreduce_(right, **how)
         fresh = []
-        for number, (one, p, q) in enumerate(zip(matrices, basis.columns, right)):
+        for number, (matrix, p, q) in enumerate(zip(matrices, basis.columns, right)):
             mean = _product(p, q)
-            random = mx.nd.broadcast_mul(_row(basis.dropped, number).astype(q.dtype), one.state.first_q)
-            fresh.append(_Fresh(one.state, one.values - mean, q + random))
+            random = mx.nd.broadcast_mul(_row(basis.dropped, number).astype(q.dtype), matrix.state.first_q)
+            fresh.append(_Fresh(matrix.state, matrix.values - mean, q + random))
             result = mean if factor == 1.0 else mean * factor
-            arrays.copy(result.reshape(one.gradient.shape), one.gradient)
+            arrays.copy(result.reshape(matrix.gradient.shape), matrix.gradient)
         return fresh
 
     def _compresses(self, gradient: NDArray) -> bool:
@@ -371,8 +371,8 @@ class _Basis:
     """
 
     def __init__(self, left: Sequence[NDArray], bucket: GradientBucket) -> None:
-        wide = [one.astype("float64") for one in left]
-        grams = mx.nd.stack(*[mx.nd.dot(one, one, transpose_a=True) for one in wide])
+        wide = [array.astype("float64") for array in left]
+        grams = mx.nd.stack(*[mx.nd.dot(array, array, transpose_a=True) for array in wide])
         process_set = bucket.process_set
         broadcast_(grams, process_set.ranks[0], process_set=process_set, priority=bucket.priority)
         width = left[0].shape[1]
@@ -389,7 +389,7 @@ def _gram_schmidt(gram: Sequence[Sequence[NDArray]]) -> tuple[list[list[NDArray]
     """The factors of the columns, and for each column whether it was dropped; all of shape (matrices, 1)."""
     factors: list[list[NDArray]] = []
     dropped = []
-    for j, square in enumerate(gram[one][one] for one in range(len(gram))):
+    for j, square in enumerate(gram[place][place] for place in range(len(gram))):
         rest, column = square, [mx.nd.zeros_like(square) for _ in range(j)]
         for before in factors:
             along = _sum([factor * gram[row][j] for row, factor in enumerate(before)])
@@ -399,7 +399,7 @@ def _gram_schmidt(gram: Sequence[Sequence[NDArray]]) -> tuple[list[list[NDArray]
         depends = rest <= square * _DEPENDENT
         length = mx.nd.sqrt(mx.nd.where(depends, mx.nd.ones_like(rest), rest))
         keeps = 1.0 - depends
-        factors.append([one * keeps / length for one in [*column, mx.nd.ones_like(rest)]])
+        factors.append([factor * keeps / length for factor in [*column, mx.nd.ones_like(rest)]])
         dropped.append(depends)
     return factors, dropped
 
@@ -425,14 +425,14 @@ def _column(array: NDArray, number: int) -> NDArray:
 def _sum(terms: Sequence[NDArray]) -> NDArray:
     """The sum, added in the order of the terms."""
     total = terms[0]
-    for one in terms[1:]:
-        total = total + one
+    for term in terms[1:]:
+        total = total + term
     return total
 
 
 def _combined(matrix: NDArray, factors: Sequence[NDArray], number: int) -> NDArray:
     """A sum of the first columns of a matrix, times the factors of the matrix with this number."""
-    return _sum([mx.nd.broadcast_mul(_column(matrix, one), _row(some, number)) for one, some in enumerate(factors)])
+    return _sum([mx.nd.broadcast_mul(_column(matrix, at), _row(factor, number)) for at, factor in enumerate(factors)])
 
 
 def _product(p: NDArray, q: NDArray) -> NDArray:
@@ -442,6 +442,6 @@ def _product(p: NDArray, q: NDArray) -> NDArray:
     """
     rows = q.transpose()
     total = mx.nd.dot(_column(p, 0), _row(rows, 0))
-    for one in range(1, p.shape[1]):
-        total += mx.nd.dot(_column(p, one), _row(rows, one))
+    for column in range(1, p.shape[1]):
+        total += mx.nd.dot(_column(p, column), _row(rows, column))
     return total

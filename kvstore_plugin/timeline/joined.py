@@ -35,8 +35,8 @@ def check_same_job(recordings: list[Recording]) -> None:
             )
 
 
-def _job(one: Recording) -> str:
-    return f"{one.job or 'a job without a mark'}, {one.size} ranks, {len(one.host_ranks)} hosts"
+def _job(recording: Recording) -> str:
+    return f"{recording.job or 'a job without a mark'}, {recording.size} ranks, {len(recording.host_ranks)} hosts"
 
 
 def by_key(recording: Recording) -> dict[Key, Call]:
@@ -77,16 +77,16 @@ def clock_shifts(recordings: list[Recording]) -> list[int]:
 
 def clock_differences(recordings: list[Recording], shifts: list[int]) -> list[int]:
     """Nanoseconds by which each file's clock was corrected; 0 where it was believed."""
-    return [shift - shifts[0] - (one.zero - recordings[0].zero) for one, shift in zip(recordings, shifts)]
+    return [shift - shifts[0] - (recording.zero - recordings[0].zero) for recording, shift in zip(recordings, shifts)]
 
 
 def joined_trace(recordings: list[Recording], shifts: list[int]) -> dict[str, Any]:
     """One trace of all files; a process of the trace is a rank."""
     first = recordings[0]
     events: list[dict[str, Any]] = []
-    for one, shift in zip(recordings, shifts):
-        events += _names(one)
-        events += [_moved(event, shift) for event in one.events if not _is_name(event)]
+    for recording, shift in zip(recordings, shifts):
+        events += _names(recording)
+        events += [_moved(event, shift) for event in recording.events if not _is_name(event)]
     return {
         "displayTimeUnit": "ms",
         "otherData": {
@@ -106,9 +106,10 @@ def _is_name(event: dict[str, Any]) -> bool:
     return event["ph"] == "M" and event["name"] in ("process_name", "process_sort_index")
 
 
-def _names(one: Recording) -> list[dict[str, Any]]:
-    about = {"process_name": {"name": f"rank {one.rank} on {one.host}"}, "process_sort_index": {"sort_index": one.rank}}
-    return [{"ph": "M", "pid": one.rank, "name": name, "args": args} for name, args in about.items()]
+def _names(recording: Recording) -> list[dict[str, Any]]:
+    name = f"rank {recording.rank} on {recording.host}"
+    about = {"process_name": {"name": name}, "process_sort_index": {"sort_index": recording.rank}}
+    return [{"ph": "M", "pid": recording.rank, "name": name, "args": args} for name, args in about.items()]
 
 
 def _moved(event: dict[str, Any], shift: int) -> dict[str, Any]:
@@ -118,22 +119,22 @@ def _moved(event: dict[str, Any], shift: int) -> dict[str, Any]:
 def _flows(recordings: list[Recording], shifts: list[int]) -> list[dict[str, Any]]:
     """An arrow for each wait: from the rank that came last to each rank that waited for it."""
     calls = {recording.rank: by_key(recording) for recording in recordings}
-    shift_of = {one.rank: shift for one, shift in zip(recordings, shifts)}
+    shift_of = {recording.rank: shift for recording, shift in zip(recordings, shifts)}
     events: list[dict[str, Any]] = []
     number = 0
-    for one in recordings:
-        for key, call in calls[one.rank].items():
+    for recording in recordings:
+        for key, call in calls[recording.rank].items():
             last = last_rank(key, call, calls)
             waits = [(begin, end) for name, begin, end in call.phases if name == "wait"]
-            late = calls.get(last, {}).get(key) if last != one.rank else None
+            late = calls.get(last, {}).get(key) if last != recording.rank else None
             if late is None or not waits or max(end - begin for begin, end in waits) < _SHORTEST_FLOW_MS * 1e6:
                 continue
             number += 1
             common = {"name": "waited for", "cat": "wait", "id": number}
-            arrow_end = max(waits, key=lambda wait: wait[1] - wait[0])[1] + shift_of[one.rank]
+            arrow_end = max(waits, key=lambda wait: wait[1] - wait[0])[1] + shift_of[recording.rank]
             arrow_begin = min(late.begin + shift_of[last], arrow_end)  # the clocks differ a little
             source = {"ph": "s", "pid": last, "tid": late.tid, "ts": max(arrow_begin, 0) / 1000}
-            target = {"ph": "f", "bp": "e", "pid": one.rank, "tid": call.tid, "ts": arrow_end / 1000}
+            target = {"ph": "f", "bp": "e", "pid": recording.rank, "tid": call.tid, "ts": arrow_end / 1000}
             events += [{**common, **source}, {**common, **target}]
     return events
 
