@@ -107,9 +107,19 @@ def _entry(path: str, described: griffe.Object, level: int) -> Iterator[str]:
         yield f"```python\n{name}: {described.annotation}\n```"
     yield from _docstring(described)
     if described.is_class:
-        for key, member in described.members.items():
+        for key, member in _members(described):
             if not key.startswith("_") and not member.is_alias and member.docstring is not None:
                 yield from _entry(f"{path}.{key}", member, level + 1)
+
+
+def _members(described: griffe.Class) -> Iterator[tuple[str, griffe.Object]]:
+    """The members of a class, and of its public bases that are not in the reference themselves."""
+    seen: set[str] = set()
+    for kind in [described, *described.mro()]:
+        if kind is not described and (kind.name.startswith("_") or kind.name in kind.package.members):
+            return
+        yield from ((key, member) for key, member in kind.members.items() if key not in seen)
+        seen.update(kind.members)
 
 
 def _names(template: str) -> str:
