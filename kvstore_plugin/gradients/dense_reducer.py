@@ -303,7 +303,7 @@ def _counted(operations: Sequence[Operation], only_fresh: bool) -> list[Paramete
 
 
 def _clear_errors(parameters: Sequence[Parameter]) -> None:
-    """Read the gradients: an error that nobody reads would stay in them, and fail all later sums."""
+    """Read the gradients: an unread error would stay in them, and fail all later sums."""
     for parameter in parameters:
         for gradient in parameter._grad or ():
             with contextlib.suppress(MXNetError):
