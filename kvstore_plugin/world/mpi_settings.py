@@ -1,4 +1,4 @@
-"""Settings of MPI libraries, without which ranks that outnumber the cores spin, and wait for each other.
+"""Settings of MPI libraries, mostly such without which ranks that outnumber the cores spin, and wait for each other.
 
 mykv's own thread never waits inside MPI, and its messages fill the wire without settings: with the defaults of Open
 MPI, MPICH (over UCX and over libfabric) and Intel MPI they reached 93 to 96% of a link of 1 Gbit/s. But a script's own
@@ -35,6 +35,8 @@ _log = logging.getLogger("kvstore_plugin")
 _SETTINGS = {
     "Open MPI": {"OMPI_MCA_mpi_yield_when_idle": "1"},
     "Intel MPI": {"I_MPI_WAIT_MODE": "1"},
+    # UCX, which several MPIs use, catches SIGHUP for a debug mode of its own: a worker would go on. 0: no signal.
+    "UCX": {"UCX_DEBUG_SIGNO": "0"},
 }
 _PREFIX = "OMPI_MCA_"
 

@@ -200,12 +200,59 @@ def test_mykvrun_names_the_worker_that_ended_first_and_returns_its_status(tmp_pa
     assert re.search(rf"mykvrun: rank 1( on \S+)? ended with {re.escape(said)}", done.stderr), done.stderr
 
 
+# What rank 1 does, the status of mykvrun, and how it names rank 1.
+_DEATHS = [
+    ("os._exit(3)", 3, r"rank 1( on \S+)? failed first, and the job ended with status 3"),
+    ("die(signal.SIGTERM)", 143, r"rank 1( on \S+)? failed first, and the job ended with signal 15"),
+    ("die(signal.SIGHUP)", 129, r"rank 1( on \S+)? failed first, and the job ended with signal 1"),
+    ("die(signal.SIGINT)", 130, r"rank 1( on \S+)? ended with KeyboardInterrupt"),
+    ("thread(sys.exit)", 1, r"rank 1( on \S+)? ended with sys.exit\(1\)"),
+    ("thread(os._exit)", 1, r"rank 1( on \S+)? failed first, and the job ended with status 1"),
+]
+
+
+def test_mykvrun_names_the_worker_that_has_died_in_any_way_and_returns_its_status(tmp_path):
+    """`thread(end)`: an exception of a thread, after which the script ends itself."""
+    body = """
+    def die(number):
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    def thread(end):
+        failing = threading.Thread(target=lambda: {}["label"])
+        failing.start()
+        failing.join()
+        end(1)
+
+    mykv.init()
+    allreduce("x")
+    if rank == 1:
+        exec(sys.argv[1])
+    allreduce("y")
+    """
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + textwrap.dedent(body))
+    command = [sys.executable, "-m", "mykvrun", "-n", "2", sys.executable, str(script)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    jobs = [(subprocess.Popen([*command, how], **streams), how, *expected) for how, *expected in _DEATHS]
+    texts = [job.communicate(timeout=180)[0] for job, *_ in jobs]
+    for (job, how, status, named), text in zip(jobs, texts):
+        assert job.returncode == status and re.search(f"mykvrun: {named}", text), f"{how}: {job.returncode}\n{text}"
+        assert "thread" not in how or "KeyError: 'label'" in text, text
+
+
 def test_init_in_a_child_of_a_worker_says_what_it_is_and_how_it_works_alone(mpirun, tmp_path):
+    """By subprocess, or by multiprocessing's "spawn", which runs the script once more in the child."""
     child = tmp_path / "child.py"
     child.write_text(_HEAD + "mykv.init()\nprint('alone', mykv.size())")
     body = f"""
+    import multiprocessing
     mykv.init()
     if rank == 1:
+        spawned = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,))
+        spawned.start()
+        spawned.join(30)
+        print("spawned", spawned.exitcode)
         run = lambda **more: subprocess.run(
             [sys.executable, {str(child)!r}], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=30, **more)
         print(run().stdout.decode())
@@ -216,6 +263,7 @@ def test_init_in_a_child_of_a_worker_says_what_it_is_and_how_it_works_alone(mpir
     """
     result = mpirun(2, _HEAD + textwrap.dedent(body), timeout=180)
     assert result.code == 0 and "was started by a worker" in result.stdout and "alone 1" in result.stdout, result.text
+    assert "spawned 1" in result.stdout and "was started by a worker" in result.stderr, result.text
 
 
 def test_a_forked_child_knows_the_numbers_of_its_rank(mpirun):
