@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from .errors import LaunchError
 
-_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])(?::([0-9]{1,6}))?")
+_HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:]+\])(?::([0-9]{1,6}))?")
 _SLOTS = re.compile(r"(\S+?)(?:\s+slots\s*=\s*([0-9]{1,6}))?(?:\s+max[-_]slots\s*=\s*[0-9]+)?")
 
 
@@ -48,8 +48,17 @@ def read_hostfile(file: str) -> list[Host]:
         The file cannot be read, names no host or a host twice, or has another line.
     """
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        data = Path(file).read_bytes()
+    except OSError as error:
+        raise LaunchError(f"The hostfile {file} cannot be read: {error}.") from None
+    return parse_hostfile(data, file)
+
+
+def parse_hostfile(data: bytes, file: str) -> list[Host]:
+    """Hosts in the content of a hostfile; `file` names it in errors. For the rest see `read_hostfile`."""
+    try:
+        lines = data.decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
         raise LaunchError(f"The hostfile {file} cannot be read: {error}.") from None
     hosts = []
     for number, line in enumerate(lines, 1):

@@ -93,7 +93,7 @@ def ends(folder: Path) -> list[End]:
     """How workers have ended, the earliest first; without those that have told nothing."""
     found = []
     for rank in ranks_with(folder, END):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             note = json.loads((folder / f"{END}.{rank}").read_text(encoding="utf-8"))
             found.append(End(rank, int(note["status"]), str(note["how"]), float(note["time"])))
     return sorted(found, key=lambda end: end.time)

@@ -89,6 +89,11 @@ def read(path: str) -> Recording:
             data = file.read()
     except OSError as error:
         raise TimelineError(f"{path} cannot be read: {os.strerror(error.errno or 0)}.") from None
+    return parse(data, path)
+
+
+def parse(data: bytes, path: str) -> Recording:
+    """The content of a file of `start_timeline`; `path` names it in errors. For the rest see `read`."""
     if not data.strip():
         raise TimelineError(f"{path} is empty. Only start_timeline() writes a timeline; this file has none.")
     try:
@@ -119,7 +124,7 @@ def _recording(path: str, content: Any) -> Recording:
         host_ranks=[[int(rank) for rank in ranks] for ranks in about["host_ranks"]],
         job=str(about.get("job", "")),
         version=about["mykv"],
-        zero=int(about["unix_time_at_zero_us"]) * 1000,
+        zero=_number(about["unix_time_at_zero_us"]) * 1000,
         events=events,
         calls=_calls(events),
     )
@@ -127,7 +132,23 @@ def _recording(path: str, content: Any) -> Recording:
 
 def nanoseconds(microseconds: Any) -> int:
     """A time of an event: JSON has microseconds with three decimals."""
-    return round(microseconds * 1000)
+    return _number(round(microseconds * 1000))
+
+
+def _number(value: Any) -> int:
+    number = int(value)
+    if abs(number) >= 2**63:
+        raise OverflowError("a number has more than 64 bits")
+    return number
+
+
+def _arrivals(about: dict[str, Any], ranks: str, late: str) -> tuple[list[int], list[float]]:
+    """The ranks in the order of arrival, and how many milliseconds after the first each has come."""
+    order = [_number(rank) for rank in about.get(ranks, [])]
+    times = [nanoseconds(milliseconds * 1000) / 1e6 for milliseconds in about.get(late, [])]
+    if len(order) != len(times):
+        raise ValueError(f"{ranks} and {late} have different lengths")
+    return order, times
 
 
 def _calls(events: list[dict[str, Any]]) -> list[Call]:
@@ -139,6 +160,7 @@ def _calls(events: list[dict[str, Any]]) -> list[Call]:
         if event["ph"] == "M" and event["name"] == "thread_name":
             rows[event["tid"]] = event["args"]["name"]
         if event["ph"] != "X":
+            nanoseconds(event.get("ts", 0))  # a trace of several ranks moves it
             continue
         begin = nanoseconds(event["ts"])
         end = begin + nanoseconds(event["dur"])
@@ -153,21 +175,23 @@ def _calls(events: list[dict[str, Any]]) -> list[Call]:
 
 def _call(tid: int, row: str, about: dict[str, Any], begin: int, end: int) -> Call:
     signature = str(about["signature"])
+    order, late = _arrivals(about, "order", "late_ms")
+    host_order, host_late = _arrivals(about, "host_order", "host_late_ms")
     return Call(
         name=str(about.get("operation", row)),
         row=row,
-        turn=int(about["turn"]),
+        turn=_number(about["turn"]),
         kind=_kind(signature),
         signature=signature,
-        size=int(about["bytes"]),
+        size=_number(about["bytes"]),
         begin=begin,
         end=end,
         tid=tid,
         error=str(about.get("error", "")),
-        order=list(about.get("order", [])),
-        late=list(about.get("late_ms", [])),
-        host_order=list(about.get("host_order", [])),
-        host_late=list(about.get("host_late_ms", [])),
+        order=order,
+        late=late,
+        host_order=host_order,
+        host_late=host_late,
     )
 
 

@@ -14,12 +14,17 @@ from harness import core_testing  # noqa: E402
 
 sys.path.append(str(core_testing.FOLDER))  # for `mykv_core_testing`
 
-with atheris.instrument_imports(include=["kvstore_plugin", "pickle"], exclude=["kvstore_plugin.compat.mxnet"]):
+with atheris.instrument_imports(
+    include=["kvstore_plugin", "mykvrun", "pickle"], exclude=["kvstore_plugin.compat.mxnet"]
+):
     import pickle  # noqa: F401
 
     from kvstore_plugin.collectives import gradient_compression  # noqa: F401
     from kvstore_plugin.sharded_optimizer import safe_unpickler, state_file  # noqa: F401
+    from kvstore_plugin.timeline import joined, page, recording  # noqa: F401
     from kvstore_plugin.world import launch_checks, settings  # noqa: F401
+
+    from mykvrun import hosts  # noqa: F401
 from parsers import PARSERS  # noqa: E402
 
 if __name__ == "__main__":

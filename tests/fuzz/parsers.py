@@ -17,9 +17,13 @@ import mxnet as mx
 import numpy as np
 from kvstore_plugin.collectives import gradient_compression
 from kvstore_plugin.sharded_optimizer import state_file
+from kvstore_plugin.timeline import joined, page, recording
 from kvstore_plugin.world import launch_checks as launch
 from kvstore_plugin.world import settings
 from mykv_core_testing import Compressor
+
+from mykvrun import hosts
+from mykvrun.errors import LaunchError
 
 # What Python's audit hooks report when MXNet reads the bytes of an array; anything else is an effect outside.
 _HARMLESS = {"ctypes.dlsym", "ctypes.cdata", "ctypes.cdata/buffer", "builtins.id", "object.__getattr__"}
@@ -116,9 +120,28 @@ def compression(data: bytes) -> None:
             assert Compressor(wire).text == wire
 
 
+def hostfile(data: bytes) -> None:
+    """A hostfile of `mykvrun --hostfile` or of run_elastic(grow_to=, hostfile=)."""
+    with contextlib.suppress(LaunchError):
+        found = hosts.parse_hostfile(data, "file")
+        assert found and all(one.name and 0 < one.slots < 10**6 for one in found)
+
+
+def timeline(data: bytes) -> None:
+    """A file that `python -m kvstore_plugin.timeline` reads: what it accepts becomes a page and a trace."""
+    with contextlib.suppress(recording.TimelineError):
+        with without_effects():
+            one = recording.parse(data, "file")
+        shifts = joined.clock_shifts([one])
+        json.dumps(joined.joined_trace([one], shifts))
+        page.page([one], shifts)
+
+
 PARSERS: dict[str, Callable[[bytes], None]] = {
     "compression": compression,
+    "hostfile": hostfile,
     "launcher": launcher,
     "settings": setting,
     "states": states,
+    "timeline": timeline,
 }

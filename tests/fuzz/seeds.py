@@ -53,6 +53,20 @@ def named(module: str, name: str, protocol: int) -> bytes:
     return b"\x80\x04" + b"".join(b"\x8c" + bytes([len(text)]) + text for text in texts) + b"\x93)R."
 
 
+def timeline() -> bytes:
+    """The file of a rank with one operation."""
+    about = {"mykv": "0.1.0", "rank": 0, "size": 2, "host": "node1", "host_ranks": [[0, 1]], "job": "1"}
+    call = {"operation": "x", "signature": "allreduce float32 (3,)", "turn": 0, "bytes": 12}
+    waited = {"order": [1, 0], "late_ms": [0, 2.5], "host_order": [0], "host_late_ms": [0]}
+    bar = {"ph": "X", "pid": 0, "tid": 1}
+    events = [
+        {"ph": "M", "pid": 0, "tid": 1, "name": "thread_name", "args": {"name": "x"}},
+        {**bar, "name": "x", "ts": 1.5, "dur": 3.25, "args": {**call, **waited}},
+        {**bar, "name": "wait", "ts": 1.5, "dur": 2.0},
+    ]
+    return json.dumps({"otherData": {**about, "unix_time_at_zero_us": 10**15}, "traceEvents": events}).encode()
+
+
 def seeds() -> dict[str, list[bytes]]:
     numbers = [[5], [5, 1, 2], [5, 1, 2, 3, 4], [5, 0], [5, 1, 3, 0], [5, 2, 0, 1, 1, 6, 1, 2], [5, 1, 2, 1, 3, 1, 4]]
     packed = [struct.pack(f"<{len(some)}Q", *some) for some in numbers]
@@ -93,6 +107,13 @@ def seeds() -> dict[str, list[bytes]]:
                 {"type": "fp16"},
             )
         ],
+        "hostfile": [
+            b"# nodes\nnode1 slots=4\nnode2:2\n[::1]\n",
+            b"node1 slots = 4 max-slots=8\r\n",
+            b"node1\nnode1\n",
+            "k\u00f6ln slots=2".encode(),
+            b"-x slots=2",
+        ],
         "launcher": [b"Open MPI v5.0.11", b"2\n3\n0\n4\n1", b"x\n3\n0\n4\n1", "²\n³".encode()],
         "settings": [
             bytes([which]) + text.encode()
@@ -102,6 +123,13 @@ def seeds() -> dict[str, list[bytes]]:
         "states": [states(dump, protocol) for dump in (False, True) for protocol in (0, 2, 4, 5)]
         + [states(False, 4, "sgd")]
         + [named(*one, protocol) for one in NAMES_WITH_EFFECTS for protocol in (2, 4)],
+        "timeline": [
+            timeline(),
+            b"[]",
+            b'{"otherData": {}, "traceEvents": []}',
+            timeline().replace(b'"dur": 3.25', b'"dur": 1' + b"0" * 400),
+            timeline().replace(b"[0, 2.5]", b"[0]"),
+        ],
     }
 
 
