@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -111,6 +112,18 @@ def test_gradients_after_allreduce_grads_are_sums_as_in_horovod(tmp_path):
     stdout, stderr = _run(tmp_path, 2, _CLIPS)
     assert stdout.count("sum 3.0") == stdout.count("weight -1.5 0.28.1 2") == 2, stdout + stderr
     assert "are means" not in stderr
+
+
+def test_the_line_for_notebooks_runs_as_printed(tmp_path):
+    """On the page docs/clients.md."""
+    page = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
+    (line,) = re.findall(r"In a notebook: `(.*?)`", page)
+    program = (
+        f"import kvstore_plugin, sys\n{line}\nimport horovod.mxnet as hvd\nhvd.init()\nprint(hvd.size(), hvd.__file__)"
+    )
+    env = launcher.environment(tmp_path)
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=150)
+    assert re.fullmatch(r"1 .*/kvstore_plugin/as_horovod/horovod/.*\n", done.stdout), done.stdout + done.stderr
 
 
 def test_horovod_run_takes_horovods_arguments(tmp_path):
