@@ -71,17 +71,18 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
         how = "mean" if root is None else f"values of rank {root_rank}"
         # Behind the meeting no deadlock check runs: a value whose step another rank never takes would never arrive.
         _wait_for(states)
+        count = min(len(states), 1) if root is None else len(states)
+        turns = turn.agreed([operation.gathering(process_set, None, "sync_aux_params") for _ in range(count)])
         met = turn.meet(f"sync_aux_params to the {how}", [agreement.digest(_signatures(states)), len(states), devices])
-    other = agreement.first_that_differs(met[:, :2])
-    if other is not None:
-        raise MXNetError(_difference(met, other, process_set, states))
-    if not states:
-        return
-    with operation.gathering(process_set, None, "sync_aux_params") as turn:
-        if root is None:
-            _average(functools.partial(turn.push, turn.core.push_group), states, int(met[:, 2].sum()))
-        else:
-            _broadcast(turn, states, root)
+        other = agreement.first_that_differs(met[:, :2])
+        if other is not None:
+            turn.agreed([])  # no rank takes them
+            raise MXNetError(_difference(met, other, process_set, states))
+        if root is not None:
+            _broadcast(turns, states, root)
+        elif states:
+            with turns[0] as averaging:
+                _average(functools.partial(averaging.push, turn.core.push_group), states, int(met[:, 2].sum()))
     _wait_for(states)
 
 
@@ -192,6 +193,7 @@ def _average(push: Callable, states: list[_State], devices: int) -> None:
                 first.copyto(array)
 
 
-def _broadcast(turn: Turn, states: list[_State], root: int) -> None:
-    for state in states:
-        turn.push(turn.core.push_broadcast, state.replicas[0].handle.value, arrays.handles(state.replicas), root)
+def _broadcast(turns: Sequence[Turn], states: list[_State], root: int) -> None:
+    for turn, state in zip(turns, states):
+        with turn:
+            turn.push(turn.core.push_broadcast, state.replicas[0].handle.value, arrays.handles(state.replicas), root)

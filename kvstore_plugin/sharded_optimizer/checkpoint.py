@@ -57,10 +57,11 @@ def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer
     exchange.meet(lambda: f"save_optimizer_states, dump_optimizer={bool(dump_optimizer)}", fname)
     states = exchange.gather()
     content = state_file.Content(states, store_optimizer.optimizer if dump_optimizer else None)
-    with operation.Turn(store_optimizer.process_set, f"{scope}/checkpoint/written", exchange.call) as turn:
+    with exchange.end() as turn:
         if exchange.is_root:
             write_whole(fname, lambda file: state_file.write(file, content))
         turn.meet("end of save_optimizer_states")
+    exchange.forget()
 
 
 def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
@@ -94,8 +95,9 @@ def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
 
     described, optimizer = exchange.from_root(read)
     states = exchange.scatter(described, content.states if content is not None else {})
-    with operation.Turn(store_optimizer.process_set, f"{scope}/checkpoint/loaded", exchange.call) as turn:
+    with exchange.end() as turn:
         turn.meet("end of load_optimizer_states")
+    exchange.forget()
     store_optimizer.replace(states, optimizer)
 
 
@@ -107,6 +109,7 @@ class _Exchange:
         self._process_set = store_optimizer.process_set
         self._scope = scope
         self._rank = self._process_set.rank()
+        self._names = ""  # the prefix of the operations' names, after the meeting
         self.is_root = self._rank == _ROOT
         self.call = call
 
@@ -122,7 +125,7 @@ class _Exchange:
         texts = [
             f"{key!r} {self._optimizer.shape_of(key)} {self._optimizer.shards_of(key)}" for key in self._optimizer.keys
         ]
-        numbers = [agreement.digest(texts), len(texts)]
+        numbers = [agreement.digest(texts), len(texts), self._optimizer.checkpoints]
         limit = operation.Limit(settings.value("MYKV_CHECKPOINT_WAIT_S"), "MYKV_CHECKPOINT_WAIT_S", _ADVICE)
         try:
             met = operation.exchange(self._process_set, name, self.call, text, numbers, limit)
@@ -130,13 +133,25 @@ class _Exchange:
             if errors.code_of(error) in ("left", "departed", "deadlock"):
                 error.args = (f"{self.call} has failed: {error}. {_ADVICE}",)
             raise
-        other = agreement.first_that_differs(met)
+        # Each call has names of its own, on which the workers agree: a worker that an exception has taken out of an
+        # earlier call has not taken all turns of that call.
+        self._optimizer.checkpoints = int(met[:, 2].max()) + 1
+        self._names = f"{name}/{self._optimizer.checkpoints}/"
+        other = agreement.first_that_differs(met[:, :2])
         if other is not None:
             ranks = self._process_set.ranks
             raise MXNetError(
                 f"{self.call}: the parameters in the store are not the same on all workers: rank {ranks[0]} has "
                 f"{met[0, 1]}, and rank {ranks[other]} has {met[other, 1]}, with other names or shapes."
             )
+
+    def end(self) -> operation.Turn:
+        """The last turn, in which the workers wait for each other."""
+        return operation.Turn(self._process_set, f"{self._names}end", self.call)
+
+    def forget(self) -> None:
+        """Let the core forget the names of this call, which has succeeded on all workers."""
+        self._process_set._core.forget(self._names)
 
     def from_root(self, make: Callable[[], Any]) -> Any:
         """The first worker's result of `make`, on all workers; or an error on all workers."""
@@ -267,7 +282,7 @@ class _Exchange:
             source = np.ascontiguousarray(source)
         elif target is None:
             target = np.empty(nbytes, dtype=np.uint8)
-        with operation.Turn(self._process_set, f"{self._scope}/checkpoint/states", self.call) as turn:
+        with operation.Turn(self._process_set, f"{self._names}states", self.call) as turn:
             work = turn.broadcast(sender, source, target)
         operation.wait(work)
 

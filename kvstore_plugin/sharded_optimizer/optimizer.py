@@ -80,6 +80,8 @@ class StoreOptimizer:
     Attributes
     ----------
     process_set : ProcessSet
+    checkpoints : int
+        Calls that have saved or loaded the states.
     updater : mxnet.optimizer.Updater
         Its `states` are the states of this worker's shards, by key, and its `optimizer` is the optimizer in use.
 
@@ -93,6 +95,7 @@ class StoreOptimizer:
         traits.check(optimizer)
         self.process_set = process_set
         self._number = number
+        self.checkpoints = 0
         self.updater = mx.optimizer.get_updater(optimizer)
         self._shards: dict[Hashable, tuple[Shard, ...]] = {}
         self._shapes: dict[Hashable, tuple] = {}

@@ -119,16 +119,20 @@ class _Exchange:
         described = broadcast_object(sent, share.process_set.ranks[share.root], "broadcast_states", share.process_set)
         with operation.waiting(share.process_set, "broadcast_states") as turn:
             self._check(described)
-            turn.meet("broadcast_states of values")
+            # Names that no earlier call has used: an exception may have taken a worker out of it.
+            scope, _ = operation_names.numbered_alike(
+                turn, share.process_set, "broadcast_states", "broadcast_states of values"
+            )
         for (_, parameter, _), like in zip(share.named, described["parameters"]):
             if like is not None and parameter._data is None:
                 parameter.shape = like.shape
                 parameter._finish_deferred_init()
         self._attach(attached)
-        arriving = self._push_values(described["parameters"])
-        received = self._push_states(described["arrays"])
+        arriving = self._push_values(described["parameters"], scope)
+        received = self._push_states(described["arrays"], scope)
         for array in arriving + received:
             array.wait_to_read()
+        share.process_set._core.forget(f"{scope}/")
         self._keep_states(described["states"], received)
         if share.with_optimizer:
             self._keep_optimizer(described["optimizer"])
@@ -241,20 +245,20 @@ class _Exchange:
             trainer._init_kvstore()
             trainer._init_params()
 
-    def _push_values(self, described: Sequence[Leaf | None]) -> list[NDArray]:
+    def _push_values(self, described: Sequence[Leaf | None], scope: str) -> list[NDArray]:
         arriving = []
         for (name, parameter, position), like in zip(self._share.named, described):
             if like is not None:
-                name = f"{self._share.process_set._scope}/broadcast_states/values/{name}"
+                name = f"{scope}/values/{name}"
                 Broadcast(self._share.process_set, name, self._share.root, -position).push(parameter._data)
                 arriving += parameter._data
         return arriving
 
-    def _push_states(self, described: Sequence[Leaf]) -> list[NDArray]:
+    def _push_states(self, described: Sequence[Leaf], scope: str) -> list[NDArray]:
         process_set = self._share.process_set
         received = self._sent if self._is_root else [made_array(leaf) for leaf in described]
         for number, array in enumerate(received):
-            name = f"{process_set._scope}/broadcast_states/states/{number}"
+            name = f"{scope}/states/{number}"
             process_set._core.push_broadcast(name, array.handle.value, arrays.handles([array]), self._share.root)
         return received
 

@@ -590,8 +590,8 @@ def test_a_wrong_type_of_an_argument_on_one_worker_is_an_error_on_all(rank, gath
     else:
         _both(updated, several, False, rank)
         gather("all have their error")
-        _both(lambda flag: mykv.broadcast_states(trainer, counters=flag), several, True, rank)
-        gather("all have their error")
+    _both(lambda flag: mykv.broadcast_states(trainer, counters=flag), several, True, rank)
+    gather("all have their error")
     _goes_on(gather, training)
 
 
