@@ -12,6 +12,7 @@ import time
 from types import FrameType
 from typing import Iterator
 
+from . import sinks
 from .messages import is_terminal
 
 # SIGTERM and SIGHUP: the launcher ends its workers. SIGQUIT would end the launcher alone.
@@ -54,6 +55,7 @@ class EndSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
+        sinks.is_ending = False
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -76,6 +78,7 @@ class EndSignals:
 
     def _take(self, number: int, _frame: FrameType | None) -> None:
         self.received = self.received or number
+        sinks.is_ending = True
         # Ctrl-C in a terminal reaches the launcher by itself.
         if self._launcher is not None and not (number == signal.SIGINT and is_terminal(sys.stdin)):
             self._launcher.send_signal(_SENT_AS[signal.Signals(number)])

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import select
+import time
 from pathlib import Path
 from typing import BinaryIO, Callable, TextIO
+
+_LOOK_S = 0.1
+_UNREAD_S = 1.0
+
+is_ending = False  # whether a signal ends the job: then nothing waits for a reader that takes nothing
 
 Loss = Callable[[str, OSError], None]  # called with the sink's name and the error
 
@@ -47,6 +55,8 @@ class Sink:
             return
         try:
             write_all(self._file, data)
+        except Unread:
+            self._file = None
         except OSError as error:
             if isinstance(error, BrokenPipeError):
                 self._file = None
@@ -66,12 +76,36 @@ def raw(stream: TextIO) -> BinaryIO:
     return getattr(stream.buffer, "raw", stream.buffer)  # type: ignore[no-any-return]
 
 
+class Unread(OSError):
+    """The reader of a pipe takes nothing, and the job ends."""
+
+
 def write_all(file: BinaryIO, data: bytes) -> None:
-    """Write to an unbuffered file until all is written."""
-    left = memoryview(data)
+    """Write to an unbuffered file until all is written.
+
+    Raises
+    ------
+    Unread
+        A signal ends the job, and nobody has read for a second.
+    OSError
+        Writing has failed.
+    """
+    left, waited = memoryview(data), 0.0
     while left:
-        written = file.write(left)
-        if written is None:  # another program has made the terminal non-blocking
-            select.select([], [file], [])
-        else:
-            left = left[written:]
+        begin = time.monotonic()
+        if not _takes_some(file):
+            waited = waited + time.monotonic() - begin if is_ending else 0.0
+            if waited > _UNREAD_S:
+                raise Unread(errno.EAGAIN, "nobody reads it")
+            continue
+        waited = 0.0
+        # No more than a pipe with room takes without waiting. None: another program has made the file non-blocking.
+        left = left[file.write(left[: select.PIPE_BUF]) or 0 :]
+
+
+def _takes_some(file: BinaryIO) -> bool:
+    """Wait a moment until a file can be written to."""
+    try:
+        return bool(select.select([], [file], [], _LOOK_S)[1])
+    except io.UnsupportedOperation:  # no file of the system: sys.stdout was replaced
+        return True

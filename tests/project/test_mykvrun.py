@@ -668,6 +668,20 @@ def test_sigterm_ends_all_workers(tmp_path, script):
         process.kill()
 
 
+def test_sigterm_ends_a_job_whose_output_nobody_reads(tmp_path):
+    program = "print('here', flush=True)\nwhile True: print('x' * 999)"
+    process = _start(tmp_path, "-n", "2", sys.executable, "-c", program)
+    try:
+        assert process.stdout.readline() == "here\n"
+        workers = _children_of(process.pid)
+        time.sleep(1)  # the pipes are full: workers and mykvrun wait in write()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) != 0
+        _wait_for_the_end_of(workers)
+    finally:
+        process.kill()
+
+
 @pytest.mark.parametrize("name, whose", [("SIGKILL", "mykvrun"), ("SIGQUIT", "mykvrun"), ("SIGKILL", "launcher")])
 def test_workers_end_when_mykvrun_or_the_launcher_is_killed(tmp_path, name, whose):
     program = "import time; print('here', flush=True); time.sleep(100)"
@@ -801,13 +815,13 @@ def test_workers_that_train_alone_without_mykv_are_told(tmp_path):
 
 def test_hosts_and_hostfiles(tmp_path):
     assert hosts.parse_hosts("a:4,b") == [Host("a", 4), Host("b", 1)]
-    for wrong in ("a:", "a:0", "a:x", ",", "a:2,a:2", "a b:3"):
+    for wrong in ("a:", "a:0", "a:x", ",", "a:2,a:2", "a b:3", "-x:3"):
         with pytest.raises(LaunchError):
             hosts.parse_hosts(wrong)
     file = tmp_path / "hosts"
     file.write_text("# three hosts\nnode1 slots=4\n\nnode2:2  # small\nnode3\nnode4.cluster  slots = 2 max-slots=8\n")
     assert hosts.read_hostfile(str(file)) == [*map(Host, ("node1", "node2", "node3", "node4.cluster"), (4, 2, 1, 2))]
-    for wrong in ("", "a slots=x", "a slots=0", "no/de", "a slot=4", "a slots=4 b", "a slots", "a:0", "a b", "a\na:2"):
+    for wrong in ("", "a slots=x", "a slots=0", "no/de", "a slot=4", "a slots=4 b", "a slots", "a:0", "-x", "a\na:2"):
         file.write_text(wrong)
         with pytest.raises(LaunchError, match="hostfile"):
             hosts.read_hostfile(str(file))
