@@ -6,6 +6,7 @@ No MXNet: the folder `world` of the package alone.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -211,6 +212,22 @@ _DEATHS = [
 ]
 
 
+_HOST = "köln-東京"
+
+
+def _on_a_host_with_a_name_of_another_language() -> list[str]:
+    """The beginning of a command; empty where this user cannot name a host."""
+    if not shutil.which("unshare") or subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode:
+        return []
+    program = f"""
+import ctypes, os, sys
+name = {_HOST!r}.encode()
+ctypes.CDLL(None).sethostname(name, len(name))
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+    return ["unshare", "--uts", sys.executable, "-c", program]
+
+
 def test_mykvrun_names_the_worker_that_has_died_in_any_way_and_returns_its_status(tmp_path):
     """`thread(end)`: an exception of a thread, after which the script ends itself."""
     body = """
@@ -234,11 +251,17 @@ def test_mykvrun_names_the_worker_that_has_died_in_any_way_and_returns_its_statu
     script.write_text(HEAD + textwrap.dedent(body))
     command = [sys.executable, "-m", "mykvrun", "-n", "2", sys.executable, str(script)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    jobs = [(subprocess.Popen([*command, how], **streams), how, *expected) for how, *expected in _DEATHS]
+    names_host = _on_a_host_with_a_name_of_another_language()
+    first = {"die(signal.SIGTERM)": names_host}
+    jobs = [
+        (subprocess.Popen([*first.get(how, []), *command, how], **streams), how, *expected)
+        for how, *expected in _DEATHS
+    ]
     texts = [job.communicate(timeout=180)[0] for job, *_ in jobs]
     for (job, how, status, named), text in zip(jobs, texts):
         assert job.returncode == status and re.search(f"mykvrun: {named}", text), f"{how}: {job.returncode}\n{text}"
         assert "thread" not in how or "KeyError: 'label'" in text, text
+        assert how not in first or not names_host or f"rank 1 on {_HOST} failed" in text, text
 
 
 def test_init_in_a_child_of_a_worker_says_what_it_is_and_how_it_works_alone(mpirun, tmp_path):

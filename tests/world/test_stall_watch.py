@@ -469,6 +469,15 @@ def test_operations_that_go_on_are_not_reported_however_short_the_limit(mpirun):
     assert result.code == 0 and "waited" not in result.stderr, result.text
 
 
+def test_by_default_a_wait_is_named_after_a_minute_and_ends_after_half_an_hour(monkeypatch):
+    from kvstore_plugin.world import settings
+
+    monkeypatch.setattr(settings, "_read", {})  # else those of an init() before count
+    for variable in ("MYKV_STALL_WARN_S", "MYKV_STALL_ABORT_S"):
+        monkeypatch.delenv(variable, raising=False)
+    assert (settings.value("MYKV_STALL_WARN_S"), settings.value("MYKV_STALL_ABORT_S")) == (60, 1800)
+
+
 @pytest.mark.parametrize("variable", ["MYKV_STALL_WARN_S", "MYKV_STALL_ABORT_S"])
 @pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf", ""])
 def test_limits_that_are_no_times_are_refused(monkeypatch, variable, value):
