@@ -86,7 +86,7 @@ def write_all(file: BinaryIO, data: bytes) -> None:
     Raises
     ------
     Unread
-        A signal ends the job, and nobody has read for a second.
+        A signal ends the job, and the reader has taken nothing for a second.
     OSError
         Writing has failed.
     """
@@ -96,7 +96,7 @@ def write_all(file: BinaryIO, data: bytes) -> None:
         if not _takes_some(file):
             waited = waited + time.monotonic() - begin if is_ending else 0.0
             if waited > _UNREAD_S:
-                raise Unread(errno.EAGAIN, "nobody reads it")
+                raise Unread(errno.EAGAIN, "its reader takes nothing")
             continue
         waited = 0.0
         # No more than a pipe with room takes without waiting. None: another program has made the file non-blocking.

@@ -143,7 +143,7 @@ def _number(value: Any) -> int:
 
 
 def _arrivals(about: dict[str, Any], ranks: str, late: str) -> tuple[list[int], list[float]]:
-    """The ranks in the order of arrival, and how many milliseconds after the first each has come."""
+    """The ranks in the order of arrival, and how many milliseconds after the first rank each has arrived."""
     order = [_number(rank) for rank in about.get(ranks, [])]
     times = [nanoseconds(milliseconds * 1000) / 1e6 for milliseconds in about.get(late, [])]
     if len(order) != len(times):
