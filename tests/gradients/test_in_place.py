@@ -291,6 +291,40 @@ def _backward_of_child(net, answers):
     answers.put([gradient.asnumpy() for gradient in _gradients(net)])
 
 
+class _Adversarial:
+    """A transform that runs the network forward and backward in a process of the DataLoader."""
+
+    def __init__(self, net):
+        self._net = net
+
+    def __call__(self, sample):
+        sample = array(np.asarray(sample))
+        sample.attach_grad()
+        with autograd.record():
+            loss = (self._net(sample.reshape((1, -1))) ** 2).sum()
+        loss.backward()
+        return sample.grad.asnumpy()
+
+
+@pytest.mark.ranks(1)
+def test_a_data_loader_whose_transform_runs_the_network(rank):
+    """With one worker too, and with the gradients of a backward that the parent has made and not used."""
+    net = dense_network(seed=0)
+    trainer = _own(net)
+    _backward(net, rank, 0)
+    before, weights = [gradient.asnumpy() for gradient in _gradients(net)], checksum(net)
+    samples = np.random.RandomState(3).uniform(-1, 1, (6, 6)).astype("float32")
+    data = gluon.data.SimpleDataset(list(samples)).transform(_Adversarial(net))
+    loader = gluon.data.DataLoader(data, batch_size=2, num_workers=2, batchify_fn=np.stack)
+    found = np.concatenate([np.asarray(batch) for batch in loader])
+    for gradient, mine in zip(_gradients(net), before):
+        np.testing.assert_array_equal(gradient.asnumpy(), mine)
+    assert checksum(net) == weights
+    np.testing.assert_allclose(found, np.stack([_Adversarial(net)(one) for one in samples]), rtol=1e-5, atol=1e-6)
+    _backward(net, rank, 0)
+    trainer.step(_BATCH)
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("make", [_own, _stock], ids=["own", "stock"])
 def test_a_forked_child(rank, gather, make):

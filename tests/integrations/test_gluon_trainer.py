@@ -8,6 +8,7 @@ import functools
 import gc
 import logging
 import pickle
+import threading
 import weakref
 
 import kvstore_plugin as mykv
@@ -522,6 +523,40 @@ def test_first_steps_of_two_trainers_in_another_order_are_an_error_on_all(rank, 
     for net in nets:
         _equal(gather, net)
     assert checksum(nets[0]) != checksum(nets[1])
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_first_steps_in_two_threads_are_right_or_an_error_on_all(rank, gather, on_store):
+    nets, trainers = _two_trainers(on_store)
+    before = [checksum(net) for net in nets]
+    for number in (0, 1):
+        _backward(nets[number], rank, number)
+    errors = [None, None]
+
+    def step(number):
+        try:
+            trainers[number].step(8)
+            trainers[number].step(8, ignore_stale_grad=True)  # moves nothing: not a first step
+            mx.nd.waitall()
+        except RuntimeError as error:
+            errors[number] = str(error)
+
+    threads = [threading.Thread(target=step, args=(number,)) for number in ((0, 1) if rank == 0 else (1, 0))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gather("all threads have ended")
+    clear_errors()
+    for number, net in enumerate(nets):
+        failed = gather(errors[number] is not None)
+        assert len(set(failed)) == 1, errors
+        if failed[0]:
+            assert checksum(net) == before[number], errors
+        else:
+            _equal(gather, net)
+            assert checksum(net) != before[number]
 
 
 @pytest.mark.ranks(2)
