@@ -175,6 +175,18 @@ def test_workers_that_end_by_themselves_are_outlived_as_killed_ones(mpirun, ends
     assert set(re.findall(r"^finished (\d of \d)$", result.stdout, re.MULTILINE)) == finished, result.text
 
 
+@pytest.mark.long
+def test_an_exception_in_forward_ends_an_elastic_job(mpirun):
+    fails = """
+def full(*_):
+    raise MemoryError("no room")
+net.register_forward_pre_hook(full)
+"""
+    result = mpirun(3, _FEW_STEPS, "elastic", fails, "12", options=("--with-ft", "ulfm"), timeout=_LIMIT_S)
+    assert result.code != 0 and "MemoryError: no room" in result.stderr, result.text
+    assert "finished" not in result.stdout, result.text
+
+
 _WITHOUT_ELASTIC = """
 import os, signal
 import mxnet as mx
