@@ -108,6 +108,27 @@ def _module(rank, devices=1, batch=_BATCH, size=2):
     return module, data
 
 
+@pytest.mark.ranks(2)
+def test_executors_keep_their_gradients_which_a_monitor_shows(rank, gather, on_store):
+    """A Module has no Parameters, so none of its arrays is replaced; the arrays have the sums off the store alone."""
+    module, data = _module(rank)
+    monitor = mx.mon.Monitor(1, stat_func=lambda array: array.copy(), pattern="one_weight|softmax_output")
+    module.install_monitor(monitor)
+    held = [array for (array,) in module._exec_group.grad_arrays]
+    module.init_optimizer(kvstore="mykv", optimizer="sgd")
+    monitor.tic()
+    module.forward_backward(next(data))
+    own = [array.asnumpy() for array in held]
+    module.update()
+    mx.nd.waitall()
+    assert all(one is array for one, (array,) in zip(held, module._exec_group.grad_arrays))
+    for array, mine in zip(held, zip(*gather(own))):
+        np.testing.assert_allclose(array.asnumpy(), mine[rank] if on_store else sum(mine), rtol=1e-5, atol=1e-6)
+    shown = {name: value for _, name, value in monitor.toc()}
+    assert shown.keys() == {"one_weight", "softmax_output"}
+    assert shown["one_weight"] == f"{module._exec_group.param_arrays[0][0].asnumpy()}\t"
+
+
 def _weights(module):
     return {name: value.asnumpy() for name, value in module.get_params()[0].items()}
 

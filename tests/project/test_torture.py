@@ -10,12 +10,14 @@ import pytest
 from harness import launcher
 from harness.marks import long
 from torture import (
+    asymmetric,
     delays,
     drawing,
     elastic,
     ends,
     fuzz,
     happenings,
+    idioms,
     keys,
     kills,
     launches,
@@ -61,6 +63,12 @@ def test_programs_are_the_same_on_all_ranks_and_half_of_them_hold_a_fault():
 def test_workers_go_on_after_a_mistake_with_the_weights_of_a_run_without_it():
     job = ("torture.program_retry", 2, 1, 524288, 12)
     _survived(retry.run(Budget(_ENOUGH, seed=1, most=job[-1]), [job]), job[-1])
+
+
+@pytest.mark.parametrize("target", [asymmetric, idioms])
+def test_drawn_trainings_end_with_the_weights_of_the_plain_run(target):
+    module = f"torture.program_{target.__name__.rpartition('.')[2]}"
+    _survived(target.run(Budget(_ENOUGH, seed=1, most=2), [(module, 2, 1, 524288, 2)]), 2)
 
 
 @pytest.mark.parametrize("module", [program_idioms, program_asymmetric])

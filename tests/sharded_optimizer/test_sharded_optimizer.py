@@ -151,6 +151,60 @@ def test_a_class_under_a_name_of_mxnets_has_no_traits(monkeypatch):
         assert traits.is_elementwise(mx.optimizer.Adam()) and traits.leaves_other_rows(mx.optimizer.Adam())
 
 
+_ROW_WISE = """
+import numpy as np
+if "bool" not in vars(np):
+    np.bool = bool
+import mxnet as mx
+
+@mx.optimizer.Optimizer.register
+class Adam(mx.optimizer.Optimizer):
+    def create_state(self, index, weight):
+        return None
+
+    def update(self, index, weight, grad, state):
+        if isinstance(index, (list, tuple)):
+            for one in zip(index, weight, grad, state):
+                self.update(*one)
+            return
+        self._update_count([index])
+        rows = grad.asnumpy()
+        weight[:] = weight.asnumpy() - 0.1 * rows / np.sqrt((rows**2).sum(axis=1, keepdims=True))
+
+    update_multi_precision = step = update
+
+import kvstore_plugin as mykv
+if mx.__version__.startswith("2"):
+    mx.npx.set_np()
+make = mx.np.array if mx.__version__.startswith("2") else mx.nd.array
+mykv.init()
+x = np.random.RandomState(0).randn(8, 300).astype("float32")
+for kind in ("own", "stock"):
+    weights = np.random.RandomState(1).randn(61, 300)
+    net = mx.gluon.nn.Dense(61, in_units=300, use_bias=False)
+    net.initialize()
+    net.weight.set_data(make(weights.astype("float32")))
+    if kind == "own":
+        trainer = mykv.DistributedTrainer(net.collect_params(), "adam", update_on_kvstore=True)
+    else:
+        trainer = mx.gluon.Trainer(net.collect_params(), "adam", kvstore="mykv", update_on_kvstore=True)
+    for _ in range(2):
+        with mx.autograd.record():
+            loss = (net(make(x[mykv.rank() :: 2])) ** 2).sum()
+        loss.backward()
+        trainer.step(8)
+        rows = (x @ weights.T).T @ x
+        weights = weights - 0.1 * rows / np.sqrt((rows**2).sum(axis=1, keepdims=True))
+    print(kind, np.abs(net.weight.data().asnumpy() - weights).max() < 1e-4)
+"""
+
+
+def test_training_by_an_optimizer_that_took_a_name_of_mxnets_before_the_import(mpirun):
+    """It needs whole rows, so no row may be cut."""
+    result = mpirun(2, _ROW_WISE, timeout=150)
+    assert result.stdout.count("own True") == result.stdout.count("stock True") == 2, result.text
+
+
 @pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("name", _DIVIDED)
 def test_each_optimizer_gives_what_one_process_gives(name, rank, size, gather):
