@@ -60,11 +60,11 @@ def _training(batch: int) -> Callable[[str], None]:
     network = Network({"network": "resnet18_v1", "batch": batch, "pixels": 64}, trainer_of)
     trainer = network.trainer
     clipping, reducer = trainer._clipping, trainer._clipping._norm_reducer
-    carried = reducer._carried
+    summed = reducer._summed
 
     def step(way: str) -> None:
         most = _WAYS[way]
-        trainer._clipping, reducer._carried = (None, None) if most is None else (clipping, carried)
+        trainer._clipping, reducer._summed = (None, None) if most is None else (clipping, summed)
         clipping.most = most
         if not way.startswith("gluon"):
             return network.step()

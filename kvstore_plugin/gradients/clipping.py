@@ -61,13 +61,13 @@ class Clipping:
         self._is_added_up = False  # in this step
         self.norm: NDArray | None = None
         if norm_reducer is not None:
-            norm_reducer.carry(self._squares, WeakMethod(self, "_add_up"))
+            norm_reducer.sum_with_comparison(self._squares, WeakMethod(self, "_add_up"))
 
     def is_made_by(self, reducer: Reducer) -> bool:
         """Whether the reducer's comparison adds up the sums of squares."""
         return reducer is self._norm_reducer
 
-    def begin(self, only_fresh: bool, label: str, carries: bool) -> None:
+    def begin(self, only_fresh: bool, label: str, makes_comparison: bool) -> None:
         """Begin to add up squares after the gradients were reduced. Returns at once.
 
         Parameters
@@ -76,13 +76,13 @@ class Clipping:
             Whether the workers have told each other which gradients are fresh. Stale gradients do not count then.
         label : str
             As for `Reducer.compare`.
-        carries : bool
-            Whether to make its comparison. If not, the caller makes it right afterwards.
+        makes_comparison : bool
+            Whether to make the comparison of the norm's reducer. If not, the caller makes it right afterwards.
         """
         self._only_fresh, self._is_added_up = only_fresh, False
         if self._norm_reducer is None:
             self._add_up(0)
-        elif carries:
+        elif makes_comparison:
             self._norm_reducer.compare(label)
 
     def _add_up(self, priority: int) -> None:

@@ -235,8 +235,8 @@ class DenseReducer(PlannedReducer):
         if self._operations:
             super().compare(label)
 
-    def carry(self, squares: Squares, add_up: Callable[[int], None]) -> None:
-        super().carry(squares, add_up)
+    def sum_with_comparison(self, squares: Squares, add_up: Callable[[int], None]) -> None:
+        super().sum_with_comparison(squares, add_up)
         if self._compares is Comparing.NOTHING:
             self._compares = Comparing.STEP  # also of the next step, if this rank refuses it
 

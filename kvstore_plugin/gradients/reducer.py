@@ -217,7 +217,7 @@ class SharedReducer(Reducer):
         # How often each parameter had been initialized when all ranks last had values.
         self._times = [deferred_init.times(parameter) for parameter in self._parameters]
         self._comparison = Comparison(self._process_set)
-        self._carried: tuple[Squares, Callable[[int], None]] | None = None  # what the comparison sums, and what sets it
+        self._summed: tuple[Squares, Callable[[int], None]] | None = None  # what the comparison sums, and what sets it
 
     def _names(self) -> list[str]:
         """Names of the operations that the other ranks expect next from this rank; exchanges go under the first."""
@@ -236,9 +236,9 @@ class SharedReducer(Reducer):
         """The ranks over which gradients are reduced."""
         return self._process_set
 
-    def carry(self, squares: Squares, add_up: Callable[[int], None]) -> None:
+    def sum_with_comparison(self, squares: Squares, add_up: Callable[[int], None]) -> None:
         """Let each comparison sum a number over the ranks. `add_up` sets it before, and takes a priority."""
-        self._carried = squares, add_up
+        self._summed = squares, add_up
 
     def compare(self, label: str) -> None:
         # The comparison has the turn of the preceding allreduce(), and without one the name of the first operation.
@@ -247,8 +247,8 @@ class SharedReducer(Reducer):
         squares = None
         try:
             written, priority = self._compared()
-            if self._carried is not None:
-                squares, add_up = self._carried
+            if self._summed is not None:
+                squares, add_up = self._summed
                 add_up(priority)
         except BaseException as error:
             self.refuse_comparison(f"update() has failed on that rank: {error}")

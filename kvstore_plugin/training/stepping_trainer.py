@@ -148,7 +148,7 @@ class SteppingTrainer(MeetingTrainer):
             step_guard.check_fresh(self._params, self._refuse_comparison)
         label = self._label(factor, "an update")
         if self._clipping is not None:
-            self._clipping.begin(self._freshness_is_shared, label, carries=False)
+            self._clipping.begin(self._freshness_is_shared, label, makes_comparison=False)
         self._for_each(lambda one: one.compare(label), lambda one, reason: one.refuse_comparison(reason))
         self._awaits_update = False
         if ignore_stale_grad and not self._freshness_is_shared:
@@ -265,7 +265,7 @@ class SteppingTrainer(MeetingTrainer):
     def _clip(self, factor: float, label: str) -> None:
         try:
             if label:
-                self._clipping.begin(self._freshness_is_shared, label, carries=True)
+                self._clipping.begin(self._freshness_is_shared, label, makes_comparison=True)
             self._clipping.clip(factor)
         except MXNetError:
             raise  # of the step; the other workers have it too
