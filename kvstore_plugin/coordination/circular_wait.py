@@ -141,7 +141,7 @@ def _state(stands: _Stands) -> dict[str, Any] | None:
     if not waits:
         return None
     thread = threading.main_thread().ident
-    # If the script stands in a call of this package, the line of the script belongs to that call.
+    # If the script is inside a call of this package, the line of the script belongs to that call.
     name, first = next((one for one in waits if deadlock_check.call_of(thread, one[0])), waits[0])
     return {
         "name": name,
@@ -278,7 +278,7 @@ def _half(rank: int, state: dict[str, Any]) -> str:
 
 
 def _called(name: str, call: str) -> str:
-    """The user's call for the name of an operation; `call` is what the script says of it, if the script meets there."""
+    """The user's call for the name of an operation; `call` is the call with which the script meets there."""
     checkpoint, trainer = _CHECKPOINT.match(name), _TRAINER.match(name)
     if checkpoint:
         owner = checkpoint["owner"]
@@ -308,7 +308,7 @@ def _called(name: str, call: str) -> str:
 
 
 def _advice(names: Sequence[str]) -> str:
-    """What to do about ranks that wait for each other in the operations with these names."""
+    """The remedy for ranks that wait for each other in the operations with these names."""
     if any(map(_CHECKPOINT.match, names)):
         return deadlock_check.SAVE_TOGETHER
     trainers = [_TRAINER.match(name) for name in names]

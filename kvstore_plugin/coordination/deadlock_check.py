@@ -29,7 +29,7 @@ _threads: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary
 # For each trainer how to find the ranks that wait in a step of it, and how to refuse that step.
 _calls: weakref.WeakKeyDictionary[Any, tuple[Callable, Callable]] = weakref.WeakKeyDictionary()
 
-# What to do about workers that wait for each other; also of the circular waits.
+# Remedies for workers that wait for each other; of circular waits too.
 SAVE_TOGETHER = "Call save_states() and load_states() on all workers, not under `if rank == 0:`"
 EQUAL_BATCHES = (
     "give all the same number of batches, as a DistributedSampler does, or put `with join(trainer):` around the "
