@@ -11,12 +11,12 @@
 
 namespace mykv {
 
-void LateHosts::announced(HostsMeeting* meeting, const Message& message, size_t part, int64_t now) const {
-  const bool counts = tree_.includes(part, message.late_rank);
+void LateHosts::announced(HostsMeeting* meeting, const Message& message, size_t branch, int64_t now) const {
+  const bool counts = tree_.includes(branch, message.late_rank);
   meeting->last = counts ? message.late_rank : -1;
   if (!counts) return;
   if (meeting->first == 0) meeting->first = now;
-  meeting->later += static_cast<int64_t>(tree_.ranks_of(part)) * (now - meeting->first);
+  meeting->later += static_cast<int64_t>(tree_.ranks_of(branch)) * (now - meeting->first);
   meeting->waited += message.waited_ns;
 }
 
@@ -41,11 +41,11 @@ namespace {
 
 constexpr int kMostTaken = 256;  // messages between two looks at other work
 
-Message departure(Message::Type type, int rank, const Cause& reason) {
+Message departure(Message::Type type, int rank, const Failure& reason) {
   Message m;
   m.type = type;
   m.number = static_cast<uint64_t>(rank);
-  m.error = reason.empty() ? Cause("no reason was given") : reason;
+  m.error = reason.empty() ? Failure("no reason was given") : reason;
   return m;
 }
 
@@ -61,7 +61,7 @@ Agreement::Agreement(const World& world, HostTable& table, size_t most_bytes, si
       observed_{{}, LateHosts(world, tree_)} {}
 
 void Agreement::announce(uint32_t index, uint32_t sequence_numbers, std::optional<std::vector<char>> carried,
-                         Cause error) {
+                         Failure error) {
   if (closed_) return;
   Entry& entry = table_.entry(index);
   RankRecord& record = entry.records()[0];
@@ -109,7 +109,7 @@ void Agreement::done(uint64_t sequence) {
   give_verdicts();
 }
 
-void Agreement::depart(int rank, const Cause& reason) {
+void Agreement::depart(int rank, const Failure& reason) {
   const Message m = departure(Message::Type::depart, rank, reason);
   if (tree_.is_root()) {
     depart(m);
@@ -119,7 +119,7 @@ void Agreement::depart(int rank, const Cause& reason) {
   outbox_.send_ready(false);
 }
 
-void Agreement::depart_alone(int rank, const Cause& reason) {
+void Agreement::depart_alone(int rank, const Failure& reason) {
   const Message m = departure(Message::Type::lost, rank, reason);
   if (speaks()) outbox_.down(m);  // rank 0 may have ended, or send nothing that passes this rank
   if (world_.rank() == 0) {
@@ -193,7 +193,7 @@ void Agreement::take_verdict(Message m) {
 // before this message and none after it.
 void Agreement::depart(const Message& m) {
   if (tree_.is_root() && departed_.empty()) {
-    departed_ = Departed(static_cast<int>(m.number), m.error).cause();
+    departed_ = Departed(static_cast<int>(m.number), m.error).failure();
     give_verdicts();
   }
   if (!closed_) {
@@ -205,7 +205,7 @@ void Agreement::depart(const Message& m) {
   if (tree_.is_root() && tree_.is_deep() && m.type == Message::Type::lost) outbox_.past_children(m);
 }
 
-void Agreement::give_up(const Key& key, const Cause& reason) {
+void Agreement::give_up(const Key& key, const Failure& reason) {
   Message m;
   m.type = Message::Type::give_up;
   m.key = key;
@@ -226,7 +226,7 @@ void Agreement::decide_end(const Message& m) {
 }
 
 // Tells this host and the hosts below.
-void Agreement::tell_end(const Key& key, const Cause& reason, bool again) {
+void Agreement::tell_end(const Key& key, const Failure& reason, bool again) {
   Message m;
   m.type = Message::Type::end;
   m.key = key;
@@ -255,7 +255,7 @@ void Agreement::end(const Message& m) {
   take_ended(ended, world_.rank());
 }
 
-// A part of the tree has ended the operation.
+// A branch of the tree has ended the operation.
 void Agreement::take_ended(const Message& m, int from) {
   const auto it = given_up_.find({m.key.high, m.key.low});
   if (it != given_up_.end()) {
@@ -275,16 +275,16 @@ std::vector<ArrivalRecord> Agreement::take_arrivals(const Key& key) {
 
 void Agreement::collect(Message m, int from) {
   const std::pair key{m.key.high, m.key.low};
-  const size_t part = tree_.part_of(from);
+  const size_t branch = tree_.branch_of(from);
   if (m.has_texts) texts_.add(m.number, {m.name, m.signature});
   if (const auto it = given_up_.find(key); it != given_up_.end()) {
     pending_.erase(key);
-    const Cause reason = it->second.reason;
+    const Failure reason = it->second.reason;
     tell_end(m.key, reason, true);
     return;
   }
   Pending& p = pending_[key];
-  if (p.parts == 0) {
+  if (p.branches == 0) {
     p.text = m.number;
     p.rank = world_.label(from);
     p.priority = m.priority;
@@ -300,13 +300,13 @@ void Agreement::collect(Message m, int from) {
     p.error = {difference(one.name, p.rank, one.signature, rank, other.signature), ErrorCode::mismatch, {p.rank, rank}};
   }
   if (!m.values.empty()) {
-    p.values.resize(tree_.parts());
-    p.values[part] = std::move(m.values);
+    p.values.resize(tree_.branches());
+    p.values[branch] = std::move(m.values);
   }
   const int64_t now = now_ns();
-  observed_.late.announced(&p.meeting, m, part, now);
+  observed_.late.announced(&p.meeting, m, branch, now);
   if (Timeline::on()) p.arrivals.push_back({world_.label(from), now});
-  if (++p.parts < tree_.parts()) return;
+  if (++p.branches < tree_.branches()) return;
   Pending complete = std::move(p);
   pending_.erase(key);
   if (tree_.is_root()) {
@@ -353,7 +353,7 @@ void Agreement::decide(const Key& key, Pending pending, int64_t now) {
   }
 }
 
-// Of a carried operation: the values of all parts that have announced it, in the order of the tree; else nothing.
+// Of a carried operation: the values of all branches that have announced it, in the order of the tree; else nothing.
 // `whole`: of all hosts, so that it is the result.
 std::vector<char> Agreement::combined(const Pending& pending, bool whole) const {
   if (!pending.carried) return {};
@@ -366,7 +366,7 @@ std::vector<char> Agreement::combined(const Pending& pending, bool whole) const 
     if (values.size() != bytes) throw Error("mykv received values of another size than announced");
     inputs.push_back(values.data());
   }
-  const bool all = op.kind == Kind::broadcast ? inputs.size() == 1 : inputs.size() == tree_.parts();
+  const bool all = op.kind == Kind::broadcast ? inputs.size() == 1 : inputs.size() == tree_.branches();
   if (!all && (op.kind != Kind::broadcast || tree_.is_root())) {
     throw Error("mykv received an announcement without its values");
   }
@@ -404,7 +404,7 @@ void Agreement::give_verdicts() {
   }
 }
 
-void Agreement::give_verdict(const Key& key, uint64_t sequence, const Pending& of, const Cause& error) {
+void Agreement::give_verdict(const Key& key, uint64_t sequence, const Pending& of, const Failure& error) {
   Message verdict;
   verdict.type = Message::Type::verdict;
   verdict.key = key;

@@ -50,13 +50,13 @@ namespace mykv {
 // For the statistics of rank 0: which rank came last to the operations of several hosts, and how long the others waited
 // for it. The hosts' announcements say which of their ranks came last; rank 0's clock says which announcement did.
 
-// How far the hosts are with one operation, as this rank sees it; a part is one host, or a host with all hosts below
+// How far the hosts are with one operation, as this rank sees it; a branch is one host, or a host with all hosts below
 // it.
 struct HostsMeeting {
-  int64_t first = 0;   // when the first part announced; now_ns()
-  int64_t later = 0;   // sum over ranks: how long after `first` their part announced
-  int64_t waited = 0;  // sum over ranks: how long they waited for the last rank of their part
-  int last = -1;       // the rank that came last in the part that announced last
+  int64_t first = 0;   // when the first branch announced; now_ns()
+  int64_t later = 0;   // sum over ranks: how long after `first` their branch announced
+  int64_t waited = 0;  // sum over ranks: how long they waited for the last rank of their branch
+  int last = -1;       // the rank that came last in the branch that announced last
   bool ends_step = false;
 };
 
@@ -65,9 +65,9 @@ class LateHosts {
  public:
   LateHosts(const World& world, const HostTree& tree) : world_(world), tree_(tree) {}
 
-  // A part has announced the operation. Changes `meeting` only.
-  void announced(HostsMeeting* meeting, const Message& message, size_t part, int64_t now) const;
-  // The announcement at this time was the last one: sum over the ranks of all parts of how long they waited.
+  // A branch has announced the operation. Changes `meeting` only.
+  void announced(HostsMeeting* meeting, const Message& message, size_t branch, int64_t now) const;
+  // The announcement at this time was the last one: sum over the ranks of all branches of how long they waited.
   int64_t waited(const HostsMeeting& meeting, int64_t now) const;
   // Counts a complete meeting of all hosts.
   void complete(const HostsMeeting& meeting, int64_t now);
@@ -122,21 +122,21 @@ class Agreement {
   // All ranks of this host have arrived at the entry, which takes so many `sequence_numbers`. `carried`: what this host
   // brings to a carried operation: its sum; to a broadcast the root's host brings the values, other hosts nothing.
   // `error`: why the operation failed on this host; empty: it did not.
-  void announce(uint32_t entry, uint32_t sequence_numbers, std::optional<std::vector<char>> carried, Cause error);
+  void announce(uint32_t entry, uint32_t sequence_numbers, std::optional<std::vector<char>> carried, Failure error);
   // The result of a carried operation that has its verdict. Forgets it.
   std::vector<char> take_result(const Key& key);
   // An operation that was agreed on under this sequence number is done on this host.
   void done(uint64_t sequence);
   // A rank of this host or of another host has left.
-  void depart(int rank, const Cause& reason);
+  void depart(int rank, const Failure& reason);
   // The same, called by any rank that breaks down, or ends without an answer of rank 0: it only tells rank 0 and the
   // hosts below it, or as rank 0 all hosts.
-  void depart_alone(int rank, const Cause& reason);
+  void depart_alone(int rank, const Failure& reason);
   // Sends, receives and answers; false if there was nothing to do.
   bool progress();
   // Any rank may call give_up() and progress_sending(), also a rank that does not speak for its host. give_up() asks
   // for the end of an operation on all hosts, unless all have announced it. progress_sending() moves messages on.
-  void give_up(const Key& key, const Cause& reason);
+  void give_up(const Key& key, const Failure& reason);
   void progress_sending();
   // For the timeline of rank 0: when each host, named by its first rank, announced the operation for itself and the
   // hosts below it. Forgets the times.
@@ -177,18 +177,18 @@ class Agreement {
     std::map<KeyNumbers, bool> is_carried_;
     size_t carried_ = 0;
   };
-  // An operation that some parts of the tree have announced, see HostTree::parts().
+  // An operation that some branches of the tree have announced, see HostTree::branches().
   struct Pending {
-    size_t parts = 0;
-    uint64_t text = 0;  // number of the texts of the first part that announced, see KnownTexts
-    int rank = 0;       // label of that part's first rank
-    Cause error;
+    size_t branches = 0;
+    uint64_t text = 0;  // number of the texts of the first branch that announced, see KnownTexts
+    int rank = 0;       // label of that branch's first rank
+    Failure error;
     int32_t priority = 0;
     uint32_t sequence_numbers = 1;
     size_t bytes = 0;        // of network memory
-    uint64_t placement = 0;  // sum over the parts
+    uint64_t placement = 0;  // sum over the branches
     std::optional<Operation> carried;
-    std::vector<std::vector<char>> values;  // of a carried operation, by part
+    std::vector<std::vector<char>> values;  // of a carried operation, by branch
     std::vector<ArrivalRecord> arrivals;
     HostsMeeting meeting;
   };
@@ -200,8 +200,8 @@ class Agreement {
   };
 
   struct GivenUp {
-    Cause reason;
-    std::set<int> left;  // first ranks of the parts that have not ended it
+    Failure reason;
+    std::set<int> left;  // first ranks of the branches that have not ended it
   };
 
   bool send_ready();
@@ -212,10 +212,10 @@ class Agreement {
   std::vector<char> combined(const Pending& pending, bool whole) const;
   void take_verdict(Message message);
   void give_verdicts();
-  void give_verdict(const Key& key, uint64_t sequence, const Pending& of, const Cause& error);
+  void give_verdict(const Key& key, uint64_t sequence, const Pending& of, const Failure& error);
   void depart(const Message& message);
   void decide_end(const Message& message);
-  void tell_end(const Key& key, const Cause& reason, bool again);
+  void tell_end(const Key& key, const Failure& reason, bool again);
   void end(const Message& message);
   void take_ended(const Message& message, int from);
 
@@ -254,7 +254,7 @@ class Agreement {
     std::map<KeyNumbers, std::vector<ArrivalRecord>> arrivals;  // of operations that were agreed on
     LateHosts late;
   } observed_;
-  Cause departed_;
+  Failure departed_;
 };
 
 }  // namespace mykv

@@ -26,7 +26,7 @@ HostTree::HostTree(const World& world, size_t fan_out)
   }
 }
 
-size_t HostTree::part_of(int from) const {
+size_t HostTree::branch_of(int from) const {
   if (from == world_.hosts()[host_][0]) return 0;
   const auto child = std::find(children_.begin(), children_.end(), from);
   if (child == children_.end())
@@ -34,11 +34,11 @@ size_t HostTree::part_of(int from) const {
   return 1 + static_cast<size_t>(child - children_.begin());
 }
 
-bool HostTree::includes(size_t part, int rank) const {
+bool HostTree::includes(size_t branch, int rank) const {
   if (rank < 0 || rank >= world_.size()) return false;
   auto host = static_cast<size_t>(world_.host_of(rank));
-  if (part == 0) return host == host_;
-  const size_t child = host_ * fan_out_ + part;
+  if (branch == 0) return host == host_;
+  const size_t child = host_ * fan_out_ + branch;
   while (host > child) host = parent_of(host);
   return host == child;
 }

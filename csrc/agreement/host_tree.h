@@ -20,13 +20,13 @@ class HostTree {
   // Whether some hosts are not children of the root.
   bool is_deep() const { return world_.hosts().size() > fan_out_ + 1; }
   // What announces an operation here: this host, and each child for all hosts below it.
-  size_t parts() const { return 1 + children_.size(); }
-  // The position of a part in the order in which values are combined: this host first. Throws Error if `from` is
+  size_t branches() const { return 1 + children_.size(); }
+  // The position of a branch in the order in which values are combined: this host first. Throws Error if `from` is
   // neither this rank nor a child.
-  size_t part_of(int from) const;
-  // The number of ranks that a part speaks for, and whether `rank` is one of them.
-  size_t ranks_of(size_t part) const { return ranks_[part]; }
-  bool includes(size_t part, int rank) const;
+  size_t branch_of(int from) const;
+  // The number of ranks that a branch speaks for, and whether `rank` is one of them.
+  size_t ranks_of(size_t branch) const { return ranks_[branch]; }
+  bool includes(size_t branch, int rank) const;
   // The number of ranks that this host speaks for.
   size_t all_ranks() const { return all_ranks_; }
 
@@ -38,7 +38,7 @@ class HostTree {
   const size_t host_;
   int parent_;
   std::vector<int> children_;
-  std::vector<size_t> ranks_;  // by part
+  std::vector<size_t> ranks_;  // by branch
   size_t all_ranks_ = 0;
 };
 

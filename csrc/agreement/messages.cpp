@@ -25,20 +25,21 @@ void put_text(std::vector<char>* out, const std::string& text) {
 // Instead of an operation.
 bool names_rank(Message::Type type) { return type == Message::Type::depart || type == Message::Type::lost; }
 
-void put_code(std::vector<char>* out, const Cause& cause) {
-  const auto ranks = static_cast<uint16_t>(std::min<size_t>(cause.ranks.size(), std::numeric_limits<uint16_t>::max()));
-  put(out, &cause.code, sizeof cause.code);
+void put_code(std::vector<char>* out, const Failure& failure) {
+  const auto ranks =
+      static_cast<uint16_t>(std::min<size_t>(failure.ranks.size(), std::numeric_limits<uint16_t>::max()));
+  put(out, &failure.code, sizeof failure.code);
   put(out, &ranks, sizeof ranks);
-  put(out, cause.ranks.data(), ranks * sizeof(int32_t));
+  put(out, failure.ranks.data(), ranks * sizeof(int32_t));
 }
 
-void read_code(Reader& reader, Cause* cause) {
+void read_code(Reader& reader, Failure* failure) {
   const auto code = reader.number<uint8_t>();
-  require(code != static_cast<uint8_t>(ErrorCode::other) && code < std::size(kErrorCodes) && !cause->empty());
-  cause->code = static_cast<ErrorCode>(code);
+  require(code != static_cast<uint8_t>(ErrorCode::other) && code < std::size(kErrorCodes) && !failure->empty());
+  failure->code = static_cast<ErrorCode>(code);
   for (auto left = reader.number<uint16_t>(); left > 0; --left) {
-    cause->ranks.push_back(reader.number<int32_t>());
-    require(cause->ranks.back() >= 0);
+    failure->ranks.push_back(reader.number<int32_t>());
+    require(failure->ranks.back() >= 0);
   }
 }
 

@@ -82,7 +82,7 @@ struct Message {
   bool has_texts = false;
   std::string name;
   std::string signature;
-  Cause error;
+  Failure error;
   std::vector<char> values;  // of a small operation: announce: the sum of the hosts; verdict: the result
 };
 

@@ -1,4 +1,4 @@
-// The exception type of the core, and the cause that it carries. The text is a message for the user. Nothing in the
+// The exception type of the core, and the failure that it carries. The text is a message for the user. Nothing in the
 // core or above it decides by a text: that is what the code and the ranks are for.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace mykv {
 
-// Why something has failed, and which ranks Cause::ranks are (by their labels).
+// Why something has failed, and which ranks Failure::ranks are (by their labels).
 enum class ErrorCode : uint8_t {
   other,         // wrong arguments, a GPU or the system failed; no ranks
   refused,       // a rank could not take part: that rank
@@ -36,37 +36,39 @@ static_assert(std::size(kErrorCodes) == static_cast<size_t>(ErrorCode::mpi) + 1)
 inline const char* name_of(ErrorCode code) { return kErrorCodes[static_cast<size_t>(code)]; }
 
 // Why an operation has no result, as it travels between threads, through the host's table and between hosts.
-struct Cause {
-  Cause() = default;
-  Cause(std::string why, ErrorCode kind = ErrorCode::other, std::vector<int> named = {})
+struct Failure {
+  Failure() = default;
+  Failure(std::string why, ErrorCode kind = ErrorCode::other, std::vector<int> named = {})
       : text(std::move(why)), code(kind), ranks(std::move(named)) {}
   bool empty() const { return text.empty(); }
-  bool operator==(const Cause& other) const { return text == other.text && code == other.code && ranks == other.ranks; }
+  bool operator==(const Failure& other) const {
+    return text == other.text && code == other.code && ranks == other.ranks;
+  }
 
   std::string text;
   ErrorCode code = ErrorCode::other;
   std::vector<int> ranks;
 };
 
-// The same cause with more text before or behind it.
-inline Cause operator+(const std::string& before, Cause cause) {
-  cause.text.insert(0, before);
-  return cause;
+// The same failure with more text before or behind it.
+inline Failure operator+(const std::string& before, Failure failure) {
+  failure.text.insert(0, before);
+  return failure;
 }
-inline Cause operator+(Cause cause, const std::string& behind) {
-  cause.text += behind;
-  return cause;
+inline Failure operator+(Failure failure, const std::string& behind) {
+  failure.text += behind;
+  return failure;
 }
 
 class Error : public std::runtime_error {
  public:
-  explicit Error(Cause cause) : std::runtime_error(cause.text), cause_(std::move(cause)) {}
+  explicit Error(Failure failure) : std::runtime_error(failure.text), failure_(std::move(failure)) {}
   explicit Error(const std::string& text, ErrorCode code = ErrorCode::other, std::vector<int> ranks = {})
-      : Error(Cause(text, code, std::move(ranks))) {}
-  const Cause& cause() const { return cause_; }
+      : Error(Failure(text, code, std::move(ranks))) {}
+  const Failure& failure() const { return failure_; }
 
  private:
-  Cause cause_;
+  Failure failure_;
 };
 
 // An error of a call in which ranks meet that all of the ranks get. After another error the other ranks may wait.
@@ -74,11 +76,11 @@ struct AgreedError : Error {
   using Error::Error;
 };
 
-// The cause that an exception carries; of an exception from elsewhere its text.
-inline Cause as_cause(const std::exception& error) {
+// The failure that an exception carries; of an exception from elsewhere its text.
+inline Failure failure_of(const std::exception& error) {
   const auto* const own = dynamic_cast<const Error*>(&error);
-  if (own != nullptr) return own->cause();
-  return Cause(*error.what() != '\0' ? error.what() : "an error without a text");  // an empty cause would be none
+  if (own != nullptr) return own->failure();
+  return Failure(*error.what() != '\0' ? error.what() : "an error without a text");  // an empty failure would be none
 }
 
 inline Error system_error(const std::string& what) { return Error(what + ": " + std::strerror(errno)); }
@@ -94,13 +96,13 @@ inline std::string departure_text(int rank, const std::string& reason) {
 // `rank`: the label of the rank. The text names the rank and the reason. If a process has died, that is the cause, not
 // that a rank leaves because of it.
 struct Departed : Error {
-  Departed(int gone, Cause why)
+  Departed(int gone, Failure why)
       : Error(departure_text(gone, why.text), why.code == ErrorCode::dead ? ErrorCode::dead : ErrorCode::departed,
               why.code == ErrorCode::dead ? why.ranks : std::vector<int>{gone}),
         rank(gone),
         reason(std::move(why)) {}
   int rank;
-  Cause reason;
+  Failure reason;
 };
 
 }  // namespace mykv

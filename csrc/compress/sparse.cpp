@@ -238,8 +238,7 @@ uint32_t bound_of_random_keys(size_t count, size_t k) {
 class RandomK : public Sparse<RandomK> {
  public:
   explicit RandomK(Parameters& parameters)
-      : Sparse(parameters),
-        seed_(static_cast<uint64_t>(parameters.whole("seed", 0, 0, INT64_MAX))) {}
+      : Sparse(parameters), seed_(static_cast<uint64_t>(parameters.whole("seed", 0, 0, INT64_MAX))) {}
 
   // The same elements are sent of every host's values and of their sum: otherwise an element would have to be chosen
   // twice to arrive, and would arrive that much later.

@@ -250,7 +250,7 @@ void Segment::commit(size_t offset, size_t bytes) const {
   if (bytes == 0) return;
   const CommitLock lock(fd_.get());
   require_headroom(bytes, bytes);
-  // In steps: ranks without their turn, which take memory side by side, see in time what the others have taken. A dozen
+  // In steps: ranks without the lock, which take memory side by side, see in time what the others have taken. A dozen
   // of them may take a step each before the reserve is gone.
   for (size_t done = 0; done < bytes; done += kStep) {
     const size_t step = std::min(kStep, bytes - done);

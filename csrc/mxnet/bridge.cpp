@@ -129,7 +129,7 @@ struct Pushed {
   std::shared_ptr<const PreparedOperation> in_place;  // instead of the call's arrays
   std::atomic<bool> taken{false};                     // its requests are posted, as work or as refusals
   std::atomic<bool> has_failed{false};
-  std::shared_ptr<Cause> failure;  // with a blocking engine: receives the operation's error
+  std::shared_ptr<Failure> failure;  // with a blocking engine: receives the operation's error
 };
 
 namespace {
@@ -171,7 +171,7 @@ FailuresOfSteps& failures_of_steps() { return usable_in_forks<FailuresOfSteps>()
 std::string scope_of(const std::string& name) { return name.substr(0, name.find('/')); }
 
 // `scope`: of an operation of a step; empty: of another operation.
-void count_failure(const Cause& error, const std::string& scope) {
+void count_failure(const Failure& error, const std::string& scope) {
   ++g_failed_operations;
   {
     FailuresOfSteps& steps = failures_of_steps();
@@ -185,7 +185,7 @@ void count_failure(const Cause& error, const std::string& scope) {
   failures.last = error.text;
 }
 
-void fail(const EngineCallback& callback, Cause error, const std::string& scope) {
+void fail(const EngineCallback& callback, Failure error, const std::string& scope) {
   error.text = readable(error.text);  // MXNet and pybind11 raise UnicodeDecodeError in place of an unreadable text
   count_failure(error, scope);
   const EngineError engine_error((error.code == ErrorCode::dead ? kLostClass : "") + error.text);
@@ -193,7 +193,7 @@ void fail(const EngineCallback& callback, Cause error, const std::string& scope)
   callback.call(callback.engine, callback.parameter, &engine_error);
 }
 
-void complete(const EngineCallback& callback, const Cause* error, const std::string& scope = {}) {
+void complete(const EngineCallback& callback, const Failure* error, const std::string& scope = {}) {
   if (error == nullptr) {
     callback.call(callback.engine, callback.parameter, nullptr);
     return;
@@ -204,10 +204,10 @@ void complete(const EngineCallback& callback, const Cause* error, const std::str
 // Ends the engine's operation after the last of its requests, with the first error.
 class CompletionCounter {
  public:
-  CompletionCounter(size_t requests, std::function<void(const Cause*)> done)
+  CompletionCounter(size_t requests, std::function<void(const Failure*)> done)
       : left_(requests), done_(std::move(done)) {}
 
-  void finish(const Cause* error) {
+  void finish(const Failure* error) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (error != nullptr && error_.empty()) error_ = *error;
@@ -219,15 +219,15 @@ class CompletionCounter {
  private:
   std::mutex mutex_;
   size_t left_;
-  Cause error_;
-  std::function<void(const Cause*)> done_;
+  Failure error_;
+  std::function<void(const Failure*)> done_;
 };
 
 // Posts the rest of a chain of requests: each request when the previous one has succeeded on all ranks.
 void post_chain(const std::shared_ptr<Runtime>& runtime, std::vector<Request> requests, size_t next,
-                const std::function<void(const Cause*)>& done) {
+                const std::function<void(const Failure*)>& done) {
   Request request = std::move(requests[next]);
-  request.done = [runtime, requests = std::move(requests), next, done](const Cause* error) mutable {
+  request.done = [runtime, requests = std::move(requests), next, done](const Failure* error) mutable {
     if (error != nullptr || next + 1 == requests.size()) {
       done(error);
     } else {
@@ -238,7 +238,7 @@ void post_chain(const std::shared_ptr<Runtime>& runtime, std::vector<Request> re
 }
 
 void post_all(const std::shared_ptr<Runtime>& runtime, std::vector<Request> requests, bool chained,
-              std::function<void(const Cause*)> done) {
+              std::function<void(const Failure*)> done) {
   if (requests.empty()) {
     done(nullptr);
   } else if (requests.size() == 1) {
@@ -249,7 +249,7 @@ void post_all(const std::shared_ptr<Runtime>& runtime, std::vector<Request> requ
   } else {
     const auto together = std::make_shared<CompletionCounter>(requests.size(), std::move(done));
     for (Request& request : requests) {
-      request.done = [together](const Cause* error) { together->finish(error); };
+      request.done = [together](const Failure* error) { together->finish(error); };
       runtime->post(std::move(request));
     }
   }
@@ -305,7 +305,7 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
   const std::shared_ptr<Runtime> runtime = pushed->runtime;
   post_all(
       runtime, std::move(requests), pushed->call.chained,
-      [on_complete, step, is_sum, scope = std::move(scope), failure = pushed->failure, pushed](const Cause* error) {
+      [on_complete, step, is_sum, scope = std::move(scope), failure = pushed->failure, pushed](const Failure* error) {
         if (error != nullptr) pushed->has_failed = true;  // it is there until complete() is called
         if (is_sum) note_sum_ends();
         if (step == StepPhase::weights) note_updated();
@@ -341,7 +341,7 @@ struct LocalWork {
 
 void run_local(void*, void* on_complete, void* parameter) {
   const auto* local = static_cast<const LocalWork*>(parameter);
-  Cause failure;
+  Failure failure;
   try {
     std::vector<void*> memory;
     for (Handle array : local->arrays) memory.push_back(local->api.data(array));
@@ -422,7 +422,7 @@ bool refuse(Pushed& pushed, const char* reason) {
   for (Request& request : requests) request.refusal = reason;
   const bool of_step = !requests.empty() && requests.front().step != StepPhase::none;
   count_failure(std::string(reason), of_step ? scope_of(requests.front().name) : std::string());
-  post_all(pushed.runtime, std::move(requests), pushed.call.chained, [](const Cause*) {});
+  post_all(pushed.runtime, std::move(requests), pushed.call.chained, [](const Failure*) {});
   return true;
 }
 
@@ -529,7 +529,7 @@ void Bridge::push_failing(Handle array, const std::string& reason) const {
 void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::string& name, int priority,
                             const std::vector<Handle>& written) const {
   release_now(api_);
-  const auto failure = blocking_ ? std::make_shared<Cause>() : nullptr;
+  const auto failure = blocking_ ? std::make_shared<Failure>() : nullptr;
   pushed->failure = failure;
   const std::string& turn_of = pushed->call.turn_of;
   const uint64_t turn = turn_of.empty() ? pushed->runtime->take_turn(name) : pushed->runtime->last_turn(turn_of);
@@ -558,7 +558,7 @@ void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::st
     // The turn is taken, so the other ranks wait for this rank. Whether the engine has run the deleter, or will, is
     // unknown: so the pointer that it was given stays valid, and only the object behind it is emptied.
     if (refuse(*pushed, kNotTaken)) pushed->release();
-    throw FailedOperation(kMykv + (std::string(kNotTaken) + ": " + error.cause()));
+    throw FailedOperation(kMykv + (std::string(kNotTaken) + ": " + error.failure()));
   }
   if (failure && !failure->empty()) throw FailedOperation(kMykv + *failure);
 }

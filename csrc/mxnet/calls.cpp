@@ -321,7 +321,7 @@ bool must_be_apart(const Common& common, DType dtype, size_t count) {
 
 // The contents of one request of a group: for each dtype and device, the arrays of that dtype, one after another; and
 // each array that must be apart.
-struct GroupPart {
+struct DtypeGroup {
   DType dtype;
   int gpu;
   bool apart;
@@ -371,7 +371,7 @@ void push_broadcast(const Common& common, Handle input, const std::vector<Handle
 void push_group(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) {
   require_pairs(inputs, outputs);
   const Api& api = common.bridge.api();
-  std::vector<GroupPart> parts;
+  std::vector<DtypeGroup> groups;
   std::vector<int> gpus;
   std::string shapes;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -381,39 +381,39 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
     shapes += (i > 0 ? ", " : "") + description.text();
     const size_t count = description.count();
     const bool apart = must_be_apart(common, description.dtype, count);
-    auto part = std::find_if(parts.begin(), parts.end(), [&](const GroupPart& p) {
-      return !apart && !p.apart && p.dtype == description.dtype && p.gpu == description.gpu;
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const DtypeGroup& g) {
+      return !apart && !g.apart && g.dtype == description.dtype && g.gpu == description.gpu;
     });
-    if (part == parts.end()) part = parts.insert(part, {description.dtype, description.gpu, apart, {}, {}, {}, 0});
+    if (group == groups.end()) group = groups.insert(group, {description.dtype, description.gpu, apart, {}, {}, {}, 0});
     if (std::find(gpus.begin(), gpus.end(), description.gpu) == gpus.end()) gpus.push_back(description.gpu);
-    part->devices.all_on(description);
-    part->members.push_back(i);
-    part->spans.push_back({part->count, count, nullptr});
-    part->count += count;
+    group->devices.all_on(description);
+    group->members.push_back(i);
+    group->spans.push_back({group->count, count, nullptr});
+    group->count += count;
   }
   const std::string text = "a group of " + std::to_string(inputs.size()) + ": " + shapes;
   Call call;
   call.chained = true;
-  for (const GroupPart& part : parts) {
+  for (const DtypeGroup& group : groups) {
     Operation operation = common.operation;
-    operation.set_arrays(part.dtype, part.count);
+    operation.set_arrays(group.dtype, group.count);
     // All names begin with that of the group, by which they are forgotten.
-    std::string name = common.name + (call.requests.empty() ? "" : part.suffix());
+    std::string name = common.name + (call.requests.empty() ? "" : group.suffix());
     // Other ranks may have other device numbers, so the name has the position of the device, not its number.
-    const auto position = std::find(gpus.begin(), gpus.end(), part.gpu) - gpus.begin();
+    const auto position = std::find(gpus.begin(), gpus.end(), group.gpu) - gpus.begin();
     if (position > 0) name += ", device " + std::to_string(position + 1);
-    call.requests.push_back(request_for(common, name, operation, text, part.devices, nullptr, true));
+    call.requests.push_back(request_for(common, name, operation, text, group.devices, nullptr, true));
   }
   call.inputs = inputs;
   call.outputs = outputs;
-  call.set_memory = [parts](std::vector<Request>& requests, const std::vector<void*>& in,
-                            const std::vector<void*>& out) {
-    for (size_t p = 0; p < parts.size(); ++p) {
-      const GroupPart& part = parts[p];
-      for (size_t m = 0; m < part.members.size(); ++m) {
-        const Target& span = part.spans[m];
-        requests[p].sources.push_back({span.begin, span.count, in[part.members[m]]});
-        requests[p].targets.push_back({span.begin, span.count, out[part.members[m]]});
+  call.set_memory = [groups](std::vector<Request>& requests, const std::vector<void*>& in,
+                             const std::vector<void*>& out) {
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const DtypeGroup& group = groups[g];
+      for (size_t m = 0; m < group.members.size(); ++m) {
+        const Target& span = group.spans[m];
+        requests[g].sources.push_back({span.begin, span.count, in[group.members[m]]});
+        requests[g].targets.push_back({span.begin, span.count, out[group.members[m]]});
       }
     }
   };

@@ -12,8 +12,8 @@
 //            one). Between hosts: about 1 MiB of a slice; the share of each host in a chunk is one message.
 //   segment  the shared memory of a host, in which tables and slots lie. Per host; no level of the division.
 //
-// In the table (Entry::chunks) a chunk is what Transport::pieces() counts: between hosts the slices; by NCCL, and of a
-// large broadcast on one host, the ranks of the host.
+// The table counts the pieces of a part (Entry::pieces_to_finish) as Transport::pieces() does: between hosts the
+// slices; by NCCL, and of a large broadcast on one host, the ranks of the host; else the chunks.
 #pragma once
 
 #include <cstddef>

@@ -64,14 +64,14 @@ enum class StepPhase : uint8_t {
   weights,  // no sum: the new weights, from the workers that have updated them
 };
 
-// Part of the operations that a thread asks for next. Python sets it around the calls of a step.
+// Phase of the operations that a thread asks for next. Python sets it around the calls of a step.
 inline thread_local StepPhase next_step_phase = StepPhase::none;
 
-// Part of this thread's next request. A step has one request that is `last`; the requests after it are `some`.
+// Phase of this thread's next request. A step has one request that is `last`; the requests after it are `some`.
 inline StepPhase take_step_phase() {
-  const StepPhase part = next_step_phase;
-  if (part == StepPhase::last) next_step_phase = StepPhase::some;
-  return part;
+  const StepPhase phase = next_step_phase;
+  if (phase == StepPhase::last) next_step_phase = StepPhase::some;
+  return phase;
 }
 
 // The order in which a rank's operations were asked for, and the oldest operation that has not ended. Operations begin
@@ -168,7 +168,7 @@ struct Request {
   std::shared_ptr<const DeviceMemory> devices;
   std::shared_ptr<const void> owner;  // keeps the memory alive until done was called
   // Called once, from any thread: with null when outputs hold the result, otherwise with the cause.
-  std::function<void(const Cause* error)> done;
+  std::function<void(const Failure* error)> done;
   // A thread is about to wait for it by Runtime::stand_in(), so the runtime's thread need not be awake for it.
   bool awaited = false;
   // The thread that posts it may stay awake for it for a moment, see Runtime::post().

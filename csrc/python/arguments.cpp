@@ -22,13 +22,13 @@ py::object* g_failure_type = new py::object;  // MXNetError
 
 // The attributes are in the exception's __dict__, which pickle keeps.
 void raise(const py::object& type, const Error& error) {
-  const std::string& text = error.cause().text;
+  const std::string& text = error.failure().text;
   // A text that was cut may end within a character.
   const auto message = py::reinterpret_steal<py::object>(
       PyUnicode_DecodeUTF8(text.data(), static_cast<py::ssize_t>(text.size()), "replace"));
   const py::object raised = type(message);
-  raised.attr("code") = name_of(error.cause().code);
-  raised.attr("ranks") = py::tuple(py::cast(error.cause().ranks));
+  raised.attr("code") = name_of(error.failure().code);
+  raised.attr("ranks") = py::tuple(py::cast(error.failure().ranks));
   if (dynamic_cast<const AgreedError*>(&error) != nullptr) raised.attr("agreed") = true;
   PyErr_SetObject(type.ptr(), raised.ptr());
 }

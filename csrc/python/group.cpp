@@ -59,7 +59,7 @@ void leave_all(const std::string& reason) {
   }
 }
 
-void lose_all(const Cause& reason) {
+void lose_all(const Failure& reason) {
   RevokeOnDeath::lose();
   std::lock_guard<std::mutex> lock(all_runtimes().mutex);
   for (const std::weak_ptr<Runtime>& one : all_runtimes().all) {
@@ -129,10 +129,10 @@ std::vector<std::vector<int>> Group::waiting_for_this(const std::vector<std::str
 
 void Group::give_up(const std::string& name, const Reason& reason, const std::string& code, std::vector<int> ranks,
                     double least_seconds) {
-  const Cause cause(reason.text, error_code_of(code), std::move(ranks));
+  const Failure failure(reason.text, error_code_of(code), std::move(ranks));
   const std::shared_ptr<Runtime> asked = runtime_;
   WithoutGil release;
-  asked->give_up({{name, cause}}, least_seconds);
+  asked->give_up({{name, failure}}, least_seconds);
 }
 
 Operation Group::broadcast_operation(int root, int priority) const {
@@ -153,7 +153,7 @@ std::unique_ptr<Work> Group::post(Request request, std::vector<py::array> kept, 
   request.step = take_step_phase();
   request.awaited = runtime_->may_stand_in();
   auto work = std::make_unique<Work>(std::move(kept), runtime_);
-  request.done = [state = work->state()](const Cause* error) { state->finish(error); };
+  request.done = [state = work->state()](const Failure* error) { state->finish(error); };
   const std::shared_ptr<Runtime> target = runtime_;
   WithoutGil release;
   target->post(std::move(request));

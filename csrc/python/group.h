@@ -29,7 +29,7 @@ std::shared_ptr<Group> require_world();
 // Makes all groups of this process leave.
 void leave_all(const std::string& reason);
 // A process has died: ends all operations of all groups of this process. The groups take no more operations.
-void lose_all(const Cause& reason);
+void lose_all(const Failure& reason);
 
 // Registers a runtime, and the runtimes that it owns, until they are destroyed.
 void register_runtime(const std::shared_ptr<Runtime>& runtime);

@@ -135,17 +135,17 @@ void bind_statistics(pybind11::module_& m, pybind11::class_<Group, std::shared_p
 
 namespace {
 
-void set_step_part(const std::string& part) {
-  if (part.empty()) {
+void set_step_phase(const std::string& phase) {
+  if (phase.empty()) {
     next_step_phase = StepPhase::none;
-  } else if (part == "some") {
+  } else if (phase == "some") {
     next_step_phase = StepPhase::some;
-  } else if (part == "last") {
+  } else if (phase == "last") {
     next_step_phase = StepPhase::last;
-  } else if (part == "weights") {
+  } else if (phase == "weights") {
     next_step_phase = StepPhase::weights;
   } else {
-    throw py::value_error("no part of a step: " + part);
+    throw py::value_error("no phase of a step: " + phase);
   }
 }
 
@@ -189,7 +189,7 @@ void bind_statistics(py::module_& m, py::class_<Group, std::shared_ptr<Group>>& 
       "host.");
   m.def("statistics", [] { return statistics(*require_world()); });
   m.def(
-      "set_step_part", &set_step_part, py::arg("part"),
+      "set_step_phase", &set_step_phase, py::arg("phase"),
       "What this thread's next operations are: 'last' (the sum of the gradients that backward writes last; it counts\n"
       "for the next operation only, and 'some' follows), 'some' (of a step), 'weights' (that were updated), or ''.");
   m.def("step_times", &step_times, "Times of the training steps of this process, see csrc/mxnet/step_clock.h.");

@@ -25,7 +25,7 @@ Work::~Work() {
   state_->changed.wait(lock, [this] { return state_->done.load(); });
 }
 
-void Work::State::finish(const Cause* failure) {
+void Work::State::finish(const Failure* failure) {
   std::lock_guard<std::mutex> lock(mutex);
   if (failure != nullptr) error = *failure;
   done = true;

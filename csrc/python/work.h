@@ -32,9 +32,9 @@ class Work {
     std::mutex mutex;
     std::condition_variable changed;
     std::atomic<bool> done = false;  // written under the mutex
-    std::optional<Cause> error;
+    std::optional<Failure> error;
 
-    void finish(const Cause* failure);
+    void finish(const Failure* failure);
   };
   std::shared_ptr<State> state() const { return state_; }
 

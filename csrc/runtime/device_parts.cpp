@@ -78,7 +78,7 @@ void DeviceParts::begin(Part part) {
     copy_in(copying);
     copying.copies = streams_in_.begun();
   } catch (const Error& error) {
-    copying.error = error.cause();
+    copying.error = error.failure();
     copying.lost = !track(streams_in_, &copying.copies);  // the copies that did begin
   }
   requests_.take_slots(copying.part, (copying.part.slot_bytes > 0) + copying.inputs.size());
@@ -144,7 +144,7 @@ bool DeviceParts::take_copied_in() {
     } catch (const Error& error) {
       copying.copies = {};
       copying.lost = true;
-      if (copying.error.empty()) copying.error = error.cause();
+      if (copying.error.empty()) copying.error = error.failure();
     }
     join_inputs(copying);
     const Parts::Arrived arrived = parts_.arrive(copying.part, copying.operation, copying.error.text, false);
@@ -153,7 +153,8 @@ bool DeviceParts::take_copied_in() {
       ++it;
       continue;
     }
-    if (arrived == Parts::Arrived::over) finish(copying.part, context_.table.entry(copying.part.entry).error.get());
+    if (arrived == Parts::Arrived::over)
+      copy_out_and_leave(copying.part, context_.table.entry(copying.part.entry).error.get());
     requests_.set_crowded_out(nullptr);
     it = in_.erase(it);
     any = true;
@@ -185,13 +186,13 @@ void DeviceParts::join_inputs(Copying& copying) {
   if (drop) part.slot_bytes = 0;
 }
 
-void DeviceParts::finish(const Part& part, const Cause& error) {
+void DeviceParts::copy_out_and_leave(const Part& part, const Failure& error) {
   if (!error.empty()) {
-    parts_.finish(part, error);
+    parts_.copy_out_and_leave(part, error);
   } else if (retired_.empty()) {
     begin_copy_out(part);
   } else {
-    parts_.end(part, retired_text(part), {});
+    parts_.leave_entry(part, retired_text(part), {});
   }
 }
 
@@ -246,7 +247,7 @@ bool DeviceParts::take_copied_out() {
     any = true;
     if (copying.lost) keep_memory(copying);
     const PartRecord::Interval interval{copying.begun, copying.begun == 0 ? 0 : now_ns()};
-    parts_.end(copying.part, copying.error, interval);
+    parts_.leave_entry(copying.part, copying.error, interval);
   }
   return any;
 }
@@ -272,7 +273,7 @@ void DeviceParts::keep_memory(Copying& copying) {
   copying.part.slot_bytes = 0;
 }
 
-void DeviceParts::settle() {
+void DeviceParts::wait_for_copies() {
   const auto until = std::chrono::steady_clock::now() + kSettlePatience;
   for (std::list<Copying>* const copies : {&in_, &out_}) {
     for (Copying& copying : *copies) {
@@ -296,7 +297,7 @@ void DeviceParts::settle() {
     const Copying copying = std::move(*it);
     it = out_.erase(it);
     try {
-      parts_.end(copying.part, {}, {copying.begun, copying.begun == 0 ? 0 : now_ns()});
+      parts_.leave_entry(copying.part, {}, {copying.begun, copying.begun == 0 ? 0 : now_ns()});
     } catch (const Error&) {
       // There was a verdict on the table later; the result is still valid.
     }

@@ -29,7 +29,7 @@ class DeviceParts {
   // Begins to copy a part into a slot.
   void begin(Part part);
   // All ranks have reduced a part, or it has an error: begins to copy the result out.
-  void finish(const Part& part, const Cause& error);
+  void copy_out_and_leave(const Part& part, const Failure& error);
   // Parts whose copies in are finished arrive in the host's table; parts whose copies out are finished end.
   bool progress();
   bool copying() const { return !in_.empty() || !out_.empty(); }
@@ -38,7 +38,7 @@ class DeviceParts {
   const std::string& retired() const { return retired_; }
   // At the end: waits some seconds for copies under way, since a caller may free its memory as soon as it hears that
   // its operation has failed. A result that has reached its GPUs counts as a result, as on the other ranks.
-  void settle();
+  void wait_for_copies();
   // The requests of parts that are being copied.
   void add_requests(std::vector<std::shared_ptr<RequestState>>* to) const;
   // Forgets all copies. The memory of copies under way is never released.
@@ -53,7 +53,7 @@ class DeviceParts {
   struct Copying {
     Part part;
     Operation operation;
-    Cause error;                   // what failed; on the way in it becomes this rank's refusal
+    Failure error;                 // what failed; on the way in it becomes this rank's refusal
     std::vector<uint64_t> inputs;  // on the way in: slots of inputs 1, 2, ..., which are reduced into the part's slot
     gpu::Copies copies;
     bool lost = false;  // it cannot be known whether a GPU still reads or writes the slots

@@ -11,7 +11,7 @@ namespace mykv {
 
 namespace {
 
-constexpr int64_t kPartSettleNs = 1000000000;  // for ranks that write into the arrays of a failed part
+constexpr int64_t kPartWritersNs = 1000000000;  // for ranks that write into the arrays of a failed part
 
 }  // namespace
 
@@ -47,7 +47,7 @@ void PartEvents::handle(const TableEvent& event) {
 
 void PartEvents::announce(const TableEvent& event) {
   if (!context_.agreement.speaks() || !requests_.announce(event.entry, event.generation)) return;
-  std::optional<Cause> error = context_.table.announced_error(event.entry);
+  std::optional<Failure> error = context_.table.announced_error(event.entry);
   if (!error) return;
   const Entry& entry = context_.table.entry(event.entry);
   const Transport& transport = context_.transport_of(entry.operation);
@@ -82,12 +82,12 @@ void PartEvents::start(const TableEvent& event) {
 }
 
 void PartEvents::finish(const TableEvent& event) {
-  bool owed = false;
+  bool needed = false;
   std::optional<Part> part = requests_.take(event.entry, event.generation, [&](const Part& of) {
-    owed = is_owed(of);
-    return owed;
+    needed = others_need(of);
+    return needed;
   });
-  if (owed) break_down_owed(event.entry);
+  if (needed) throw_failure_of(event.entry);
   if (!part) return;
   const Entry& entry = context_.table.entry(event.entry);
   const bool started = part->started;
@@ -100,14 +100,14 @@ void PartEvents::finish(const TableEvent& event) {
 // Whether other ranks still need this rank for a part that is done: another rank has given it up while it is under way
 // here, on GPUs or between hosts, and its memory may still be written to; or the other hosts have begun it, or will,
 // and wait for this rank's share.
-bool PartEvents::is_owed(const Part& part) {
+bool PartEvents::others_need(const Part& part) {
   Entry& entry = context_.table.entry(part.entry);
   if (context_.transport_of(entry.operation).holds(part.entry)) return true;
   const bool is_agreed = entry.sequence != 0 && context_.several_hosts() && entry.operation.road != DataPath::nccl;
   return is_agreed && !entry.error.empty() && !part.started;
 }
 
-void PartEvents::break_down_owed(uint32_t entry) {
+void PartEvents::throw_failure_of(uint32_t entry) {
   if (context_.table.departed_rank() >= 0) throw context_.table.departed();
   throw Error(context_.table.entry(entry).error.get());
 }
@@ -140,20 +140,21 @@ void PartEvents::rescan() {
 
 bool PartEvents::take_finished() {
   for (auto it = finished_.begin(); it != finished_.end(); ++it) {
-    if (!it->error.empty() && !context_.table.settled(it->part.entry) && now_ns() - it->since < kPartSettleNs) continue;
+    if (!it->error.empty() && !context_.table.chunks_ended(it->part.entry) && now_ns() - it->since < kPartWritersNs)
+      continue;
     const Finished finished = std::move(*it);
     finished_.erase(it);
-    end(finished);
+    copy_out_and_leave(finished);
     return true;
   }
   return false;
 }
 
-void PartEvents::end(const Finished& one) {
+void PartEvents::copy_out_and_leave(const Finished& one) {
   if (one.part.staged) {
-    device_parts_.finish(one.part, one.error);
+    device_parts_.copy_out_and_leave(one.part, one.error);
   } else {
-    parts_.finish(one.part, one.error);
+    parts_.copy_out_and_leave(one.part, one.error);
   }
 }
 
@@ -167,14 +168,14 @@ void PartEvents::find_finished(const std::vector<uint32_t>& entries) {
   }
 }
 
-void PartEvents::take_results() {
+void PartEvents::complete_results() {
   const auto failed =
       std::stable_partition(finished_.begin(), finished_.end(), [](const Finished& one) { return one.error.empty(); });
   const std::vector<Finished> results(std::make_move_iterator(finished_.begin()), std::make_move_iterator(failed));
   finished_.erase(finished_.begin(), failed);
   for (const Finished& one : results) {
     try {
-      end(one);
+      copy_out_and_leave(one);
     } catch (const Error&) {
       // There was a verdict on the table later; the result is still valid.
     }

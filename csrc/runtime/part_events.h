@@ -33,7 +33,7 @@ class PartEvents {
   // Finds entries that ended with a result before this rank noticed: other ranks may have taken the result.
   void find_finished(const std::vector<uint32_t>& entries);
   // Ends the parts that have a result.
-  void take_results();
+  void complete_results();
   // The requests of parts that are done and have not ended.
   void add_requests(std::vector<std::shared_ptr<RequestState>>* to) const;
   void drop() { finished_.clear(); }
@@ -41,7 +41,7 @@ class PartEvents {
  private:
   struct Finished {
     Part part;
-    Cause error;
+    Failure error;
     int64_t since;  // now_ns()
   };
   void handle(const TableEvent& event);
@@ -49,10 +49,10 @@ class PartEvents {
   void start(const TableEvent& event);
   void finish(const TableEvent& event);
   void rescan();
-  bool is_owed(const Part& part);
-  [[noreturn]] void break_down_owed(uint32_t entry);
+  bool others_need(const Part& part);
+  [[noreturn]] void throw_failure_of(uint32_t entry);
   void note_agreed(const Part& part);
-  void end(const Finished& one);
+  void copy_out_and_leave(const Finished& one);
 
   RuntimeContext& context_;
   Requests& requests_;

@@ -79,7 +79,7 @@ bool Parts::send(const std::shared_ptr<RequestState>& posted, size_t number, std
     case Arrived::under_way:
       return true;
     case Arrived::over:
-      finish(part, context_.table.entry(part.entry).error.get());
+      copy_out_and_leave(part, context_.table.entry(part.entry).error.get());
       return true;
   }
   return true;
@@ -126,7 +126,7 @@ HostTable::Arriving Parts::arriving_of(const Part& part, const Operation& operat
   arriving.long_text = part.long_text;
   arriving.operation = operation;
   arriving.slot = part.slot;
-  arriving.chunks = transport.pieces(operation);
+  arriving.pieces_to_finish = transport.pieces(operation);
   arriving.first = part.number == 0 ? arriving.key : make_key(request.name, request.turn, 0);
   arriving.due = due(*part.posted, part.number);
   arriving.came = part.came;
@@ -180,7 +180,7 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
     release_slot(part);
     if (!part.staged) part.slot_bytes = 0;
     requests_.add_without_entry(part);
-    count_finished(part, shown_name(request.name) + ": " + context_.table.departed().cause(), 0);
+    count(part, shown_name(request.name) + ": " + context_.table.departed().failure(), 0);
     return Arrived::under_way;
   }
   // No lock: only the runtime's thread sends requests of several parts.
@@ -256,17 +256,17 @@ void Parts::release_slot(const Part& part) {
   }
 }
 
-void Parts::finish(const Part& part, const Cause& error) {
+void Parts::copy_out_and_leave(const Part& part, const Failure& error) {
   PartRecord::Interval copied_out;
   if (error.empty() && part.slot_bytes > 0) {
     if (part.posted->recorded) copied_out.begin = now_ns();
     copy_out(part.posted->request, part.begin, part.count, context_.world.segment().base() + part.slot);
     if (part.posted->recorded) copied_out.end = now_ns();
   }
-  end(part, error, copied_out);
+  leave_entry(part, error, copied_out);
 }
 
-void Parts::end(const Part& part, const Cause& error, const PartRecord::Interval& copied_out) {
+void Parts::leave_entry(const Part& part, const Failure& error, const PartRecord::Interval& copied_out) {
   if (part.posted->recorded) notes_.end(part, copied_out);  // before leave(), after which the entry may be reused
   // Later parts follow when the ranks have met at the first one.
   const bool counts = error.empty() && part.number == 0;
@@ -277,18 +277,19 @@ void Parts::end(const Part& part, const Cause& error, const PartRecord::Interval
   try {
     context_.table.leave(part.entry);
   } catch (const Error&) {
-    count_finished(part, error, waited);
+    count(part, error, waited);
     throw;
   }
-  count_finished(part, error, waited);
+  count(part, error, waited);
 }
 
-void Parts::count_finished(const Part& part, const Cause& error, int64_t waited_ns) {
+void Parts::count(const Part& part, const Failure& error, int64_t waited_ns) {
   RequestState& posted = *part.posted;
-  if (requests_.finish(part, error, waited_ns)) end(posted, posted.error.empty() ? nullptr : &posted.error);
+  if (requests_.finish(part, error, waited_ns))
+    complete_request(posted, posted.error.empty() ? nullptr : &posted.error);
 }
 
-void Parts::end(RequestState& posted, const Cause* error) {
+void Parts::complete_request(RequestState& posted, const Failure* error) {
   if (posted.recorded) notes_.end(posted, error);
   posted.request.ticket.reset();
   posted.request.done(error);

@@ -13,7 +13,8 @@
 
 namespace mykv {
 
-// Used by the runtime's thread. Posting threads may call end(), finish(), and send() for the only part of a request.
+// Used by the runtime's thread. Posting threads may call send(), copy_out_and_leave(), leave_entry() and
+// complete_request() for the only part of a request.
 class Parts {
  public:
   Parts(RuntimeContext& context, Requests& requests, SendQueue& queue, SpinPolicy& waits, TimelineNotes& notes)
@@ -34,11 +35,11 @@ class Parts {
   // entry's error.
   Arrived arrive(Part& part, const Operation& operation, const std::string& refusal, bool posting);
   // Copies out the part's result, unless it has an error, and ends the part.
-  void finish(const Part& part, const Cause& error);
+  void copy_out_and_leave(const Part& part, const Failure& error);
   // Ends a part whose result is in place, or that has none. The last part ends the request.
-  void end(const Part& part, const Cause& error, const PartRecord::Interval& copied_out);
+  void leave_entry(const Part& part, const Failure& error, const PartRecord::Interval& copied_out);
   // Ends a request, with an error or (null) with its result.
-  void end(RequestState& posted, const Cause* error);
+  void complete_request(RequestState& posted, const Failure* error);
   // Drops the error feedback of compression for all names that begin with `prefix`.
   void forget(const std::string& prefix) { compressions_.forget(prefix); }
 
@@ -51,7 +52,7 @@ class Parts {
   void put_text(Part& part, const std::string& text);
   void release_text(const Part& part);
   void release_slot(const Part& part);
-  void count_finished(const Part& part, const Cause& error, int64_t waited_ns);
+  void count(const Part& part, const Failure& error, int64_t waited_ns);
 
   RuntimeContext& context_;
   Requests& requests_;

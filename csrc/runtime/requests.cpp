@@ -52,7 +52,7 @@ void Requests::take_over(const std::shared_ptr<RequestState>& posted, bool direc
   }
 }
 
-Cause Requests::leave_to_thread(const std::shared_ptr<RequestState>& posted) {
+Failure Requests::leave_to_thread(const std::shared_ptr<RequestState>& posted) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (posted->ended) return {};
   if (stopped_.empty()) {
@@ -67,7 +67,7 @@ std::vector<std::shared_ptr<RequestState>> Requests::take_posted() {
   return std::exchange(posted_, {});
 }
 
-bool Requests::refuse_new(const Cause& reason) {
+bool Requests::refuse_new(const Failure& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!stopped_.empty()) return false;
   stopped_ = reason;
@@ -95,7 +95,7 @@ bool Requests::claim_end(RequestState& posted) {
   return !std::exchange(posted.ended, true);
 }
 
-std::vector<std::shared_ptr<RequestState>> Requests::close(const Cause& reason,
+std::vector<std::shared_ptr<RequestState>> Requests::close(const Failure& reason,
                                                            std::vector<std::shared_ptr<RequestState>> others) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (stopped_.empty()) stopped_ = reason;
@@ -221,7 +221,7 @@ bool Requests::withdraw(const Part& part) {
   return true;
 }
 
-bool Requests::finish(const Part& part, const Cause& error, int64_t waited_ns) {
+bool Requests::finish(const Part& part, const Failure& error, int64_t waited_ns) {
   RequestState& posted = *part.posted;
   std::lock_guard<std::mutex> lock(mutex_);
   staged_bytes_ -= part.slot_bytes;
@@ -306,10 +306,10 @@ std::pair<std::string, int64_t> Requests::crowded_out() {
   return {crowded_out_, crowded_out_since_};
 }
 
-std::vector<std::pair<Key, Cause>> Requests::named(const std::unordered_map<std::string, Cause>& reasons,
-                                                   int64_t came_before) {
+std::vector<std::pair<Key, Failure>> Requests::named(const std::unordered_map<std::string, Failure>& reasons,
+                                                     int64_t came_before) {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<std::pair<Key, Cause>> keys;
+  std::vector<std::pair<Key, Failure>> keys;
   for (const auto& [entry, part] : parts_) {
     const auto found = reasons.find(part.posted->request.name);
     if (found != reasons.end() && part.came <= came_before) keys.emplace_back(part.key, found->second);

@@ -53,7 +53,7 @@ struct RequestState {
   bool agreed = false;   // the ranks have compared the operation, so all of them send all its parts
   bool ended = false;    // a thread has claimed the end: it calls done, or has called it
   size_t happened = 0;   // events of request.devices->after that have completed; runtime's thread only
-  Cause error;
+  Failure error;
   bool recorded = false;  // the timeline records it; `recorded` and `begun` are constant
   int64_t begun = 0;
   std::unique_ptr<RequestRecord> record;  // until the end of the request; see TimelineNotes
@@ -136,10 +136,10 @@ class Requests {
   void take_over(const std::shared_ptr<RequestState>& posted, bool direct);
   // After a verdict on the table: hands a request to the runtime's thread, which is about to end all requests. Returns
   // empty if the thread ends this request or has ended it, otherwise the reason why no request is accepted.
-  Cause leave_to_thread(const std::shared_ptr<RequestState>& posted);
+  Failure leave_to_thread(const std::shared_ptr<RequestState>& posted);
   std::vector<std::shared_ptr<RequestState>> take_posted();
   // Rejects new requests from now on. False: they are rejected already, for another reason.
-  bool refuse_new(const Cause& reason);
+  bool refuse_new(const Failure& reason);
   bool refuses_new();
   // Name of the oldest operation that this rank has refused and that some rank has not reached; empty: none.
   std::string pending_refusal();
@@ -150,7 +150,7 @@ class Requests {
   bool claim_end(RequestState& posted);
   // Rejects new requests and drops all parts. Returns the requests that the caller must end: posted requests, requests
   // of the dropped parts, and open requests of `others`.
-  std::vector<std::shared_ptr<RequestState>> close(const Cause& reason,
+  std::vector<std::shared_ptr<RequestState>> close(const Failure& reason,
                                                    std::vector<std::shared_ptr<RequestState>> others);
 
   // Sending, by the runtime's thread.
@@ -199,7 +199,7 @@ class Requests {
   bool withdraw(const Part& part);
   // Counts a part as finished. True if it was the request's last part: the caller must end the request. `waited_ns`:
   // how long the part waited for other ranks.
-  bool finish(const Part& part, const Cause& error, int64_t waited_ns);
+  bool finish(const Part& part, const Failure& error, int64_t waited_ns);
 
   // Queries.
 
@@ -220,7 +220,8 @@ class Requests {
   // Name of the request that found no room in the host's table, and the start of its wait; 0: there is room.
   std::pair<std::string, int64_t> crowded_out();
   // Keys of the parts under these names, each with the reason for its name.
-  std::vector<std::pair<Key, Cause>> named(const std::unordered_map<std::string, Cause>& reasons, int64_t came_before);
+  std::vector<std::pair<Key, Failure>> named(const std::unordered_map<std::string, Failure>& reasons,
+                                             int64_t came_before);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -233,7 +234,7 @@ class Requests {
   std::mutex mutex_;  // guards the members below, and the counters of each RequestState
   std::vector<std::shared_ptr<RequestState>> posted_;  // not yet seen by the runtime's thread
   ByEntry parts_;                                      // parts of this rank in the host's table
-  Cause stopped_;                                      // why requests are rejected; empty: they are not
+  Failure stopped_;                                    // why requests are rejected; empty: they are not
 
   size_t staged_bytes_ = 0;
   size_t moving_parts_ = 0;  // large parts in slots whose ranks have all arrived

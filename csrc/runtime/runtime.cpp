@@ -77,8 +77,8 @@ void Runtime::post(Request request) {
     try {
       require_own_process();
     } catch (const Error& error) {
-      const Cause why = shown_name(posted->request.name) + ": " + error.cause();
-      parts_.end(*posted, &why);
+      const Failure why = shown_name(posted->request.name) + ": " + error.failure();
+      parts_.complete_request(*posted, &why);
     }
     return;
   }
@@ -86,11 +86,11 @@ void Runtime::post(Request request) {
     post_checked(posted);
   } catch (const TableVerdict&) {
     // The thread is about to break down, and ends this request with all others, with the cause, or it has done so.
-    const Cause why = requests_.leave_to_thread(posted);
+    const Failure why = requests_.leave_to_thread(posted);
     if (!why.empty()) end_refused(*posted, why);
     context_.bell().ring();
   } catch (const std::exception& error) {
-    end_refused(*posted, as_cause(error));
+    end_refused(*posted, failure_of(error));
   }
 }
 
@@ -101,14 +101,14 @@ void Runtime::refuse(std::string name, uint64_t turn, const std::string& reason)
   request.ticket = take_ticket();
   request.signature = "a refusal";
   request.refusal = reason.empty() ? "no reason was given" : reason;
-  request.done = [](const Cause*) {};
+  request.done = [](const Failure*) {};
   post(std::move(request));
 }
 
-void Runtime::end_refused(RequestState& posted, const Cause& why) {
+void Runtime::end_refused(RequestState& posted, const Failure& why) {
   if (!requests_.claim_end(posted)) return;
-  const Cause error = shown_name(posted.request.name) + ": " + why;
-  parts_.end(posted, &error);
+  const Failure error = shown_name(posted.request.name) + ": " + why;
+  parts_.complete_request(posted, &error);
 }
 
 void Runtime::post_checked(const std::shared_ptr<RequestState>& posted) {
@@ -175,7 +175,7 @@ void Runtime::leave(std::string reason) {
   thread_.join();
 }
 
-void Runtime::give_up(const std::unordered_map<std::string, Cause>& reasons, double least_seconds) {
+void Runtime::give_up(const std::unordered_map<std::string, Failure>& reasons, double least_seconds) {
   require_own_process();
   const auto operations = requests_.named(reasons, now_ns() - static_cast<int64_t>(least_seconds * 1e9));
   if (context_.several_hosts()) {
@@ -185,7 +185,7 @@ void Runtime::give_up(const std::unordered_map<std::string, Cause>& reasons, dou
   }
 }
 
-void Runtime::break_down(const Cause& reason) {
+void Runtime::break_down(const Failure& reason) {
   if (forked()) return;
   context_.table.lock().set_patience(std::chrono::microseconds(kLockPatience).count(), left_text(reason.text));
   commands_.break_down(reason);
@@ -195,7 +195,7 @@ void Runtime::give_verdict(const std::string& reason) {
   if (!forked()) context_.table.lock().give_verdict(reason);
 }
 
-void Runtime::lose(const Cause& reason) {
+void Runtime::lose(const Failure& reason) {
   if (forked()) return;
   commands_.lose(reason);
   break_down(reason);

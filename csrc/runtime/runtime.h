@@ -115,14 +115,14 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Ends the operations under these names that some rank has not arrived at, with an error on all ranks, also on ranks
   // that arrive later. Leaves alone operations at which all ranks have arrived, and those in which this rank has waited
   // for less than `least_seconds`.
-  void give_up(const std::unordered_map<std::string, Cause>& reasons, double least_seconds = 0);
+  void give_up(const std::unordered_map<std::string, Failure>& reasons, double least_seconds = 0);
   // Breaks this rank down with this reason: for a rank that has arrived and does not continue.
-  void break_down(const Cause& reason);
+  void break_down(const Failure& reason);
   // Ends the use of the host's table whose lock a rank holds: all ranks of the host end their operations.
   void give_verdict(const std::string& reason);
   // A process of this world has died: this rank ends all its operations with this reason, and never frees what all
   // ranks own together (communicators).
-  void lose(const Cause& reason);
+  void lose(const Failure& reason);
   // Whether a failure detector calls lose() soon after a process has died. Then a failure that a death causes waits for
   // the call and can name the process. One flag for all runtimes of this process; thread-safe.
   static std::atomic<bool>& watched() { return ThreadCommands::watched(); }
@@ -140,7 +140,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   friend struct testing::RuntimeAccess;
   void post_checked(const std::shared_ptr<RequestState>& posted);
   void linger(const RequestState& posted);
-  void end_refused(RequestState& posted, const Cause& why);
+  void end_refused(RequestState& posted, const Failure& why);
   // What messages say when this rank leaves.
   std::string left_text(const std::string& reason) const;
 

@@ -59,24 +59,25 @@ void RuntimeThread::run() {
   try {
     work_until_leaving();
     const std::string retired = device_parts_.retired();
-    const Cause here = retired.empty() ? Cause("this rank has shut mykv down", ErrorCode::left) : Cause(retired);
+    const Failure local_error =
+        retired.empty() ? Failure("this rank has shut mykv down", ErrorCode::left) : Failure(retired);
     const Departed gone(context_.label(), retired.empty() ? commands_.leave_reason() : retired);
     // A world of one rank departs only here: all its operations could end. A thread may still post.
     if (context_.world.size() == 1) context_.table.depart(gone.rank, gone.reason);
     if (requests_.entries().empty()) {
-      teardown_.end_in_order(here);
+      teardown_.end_in_order(local_error);
     } else {
-      teardown_.break_down(gone, here, gone.cause());
+      teardown_.break_down(gone, local_error, gone.failure());
     }
   } catch (const std::exception& error) {
-    const Cause seen = as_cause(error);
-    const Cause failure = cause_of(seen);
+    const Failure seen = failure_of(error);
+    const Failure failure = root_failure_of(seen);
     const auto* const other = dynamic_cast<const Departed*>(&error);
     if (other != nullptr && failure == seen) {
       teardown_.break_down(*other, failure, failure);
     } else {
       const Departed gone(context_.label(), failure);
-      teardown_.break_down(gone, failure, failure == seen ? gone.cause() : Cause());
+      teardown_.break_down(gone, failure, failure == seen ? gone.failure() : Failure());
     }
   }
   context_.launcher.reset();
@@ -192,10 +193,10 @@ bool RuntimeThread::nothing_left() {
 
 // The reason given to lose(), if lose() is called soon; otherwise this failure. After a death MPI or the table may fail
 // before the failure detector knows which process has died.
-Cause RuntimeThread::cause_of(const Cause& failure) {
+Failure RuntimeThread::root_failure_of(const Failure& failure) {
   const int64_t begun = now_ns();
   for (;;) {
-    const Cause told = commands_.break_down_reason();
+    const Failure told = commands_.break_down_reason();
     if (!told.empty()) return told;
     if (!ThreadCommands::watched().load() || commands_.leaving() || now_ns() - begun > kLostPatienceNs) return failure;
     context_.table.beat();

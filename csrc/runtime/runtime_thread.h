@@ -56,7 +56,7 @@ class RuntimeThread {
   bool stand_in_rounds(const std::function<bool()>& over, int64_t until_ns, uint32_t* seen);
   bool needs_thread() const;
   bool nothing_left();
-  Cause cause_of(const Cause& failure);
+  Failure root_failure_of(const Failure& failure);
   int64_t rest(uint32_t seen, int64_t until_ns = INT64_MAX);
   int64_t poll(bool flowing, bool soon);
   bool gpus_polling() const { return context_.nccl && context_.nccl->polling(); }

@@ -7,7 +7,7 @@
 
 namespace mykv {
 
-void SpinPolicy::Credit::settle(bool paid) {
+void SpinPolicy::Credit::report(bool paid) {
   const int credit = credit_.load(std::memory_order_relaxed);
   credit_.store(paid ? std::min(credit + 1, kMost) : std::max(credit - 1, 0), std::memory_order_relaxed);
 }
@@ -26,12 +26,12 @@ bool SpinPolicy::spin(const Bell& bell, uint32_t seen, int64_t until_ns) {
     if (!rang && !is_over()) return false;  // the next spin counts it
   }
   // Count each granted spin exactly once as paid or not, even if no thread spun.
-  if (until_.exchange(0, std::memory_order_relaxed) != 0) bells_.settle(rang);
+  if (until_.exchange(0, std::memory_order_relaxed) != 0) bells_.report(rang);
   return rang;
 }
 
 void SpinPolicy::moved() {
-  if (awake_ && !slept_) polls_.settle(true);
+  if (awake_ && !slept_) polls_.report(true);
   since_ = Clock::now();
   awake_ = slept_ = false;
 }
@@ -42,7 +42,7 @@ int64_t SpinPolicy::pause(bool flowing, bool soon) {
     if (!awake_) awake_ = polls_.grant();
     if (awake_) return 0;
   }
-  if (awake_ && !slept_) polls_.settle(false);
+  if (awake_ && !slept_) polls_.report(false);
   slept_ = true;
   const int64_t part =
       std::chrono::duration_cast<std::chrono::microseconds>(waited - (flowing ? kFlow : Clock::duration::zero()))

@@ -77,13 +77,13 @@ class SpinPolicy {
    public:
     bool grant() {
       return credit_.load(std::memory_order_relaxed) > 0 ||
-             refused_.fetch_add(1, std::memory_order_relaxed) % kRareTurns == 0;
+             refused_.fetch_add(1, std::memory_order_relaxed) % kRareTries == 0;
     }
-    void settle(bool paid);
+    void report(bool paid);
 
    private:
     static constexpr int kMost = 4;
-    static constexpr uint32_t kRareTurns = 64;
+    static constexpr uint32_t kRareTries = 64;
     std::atomic<int> credit_{kMost};
     std::atomic<uint32_t> refused_{0};
   };

@@ -128,11 +128,11 @@ void StallWatch::warn(Runtime& runtime, double seconds, std::vector<StallReport>
 void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport>* reports) {
   const World& world = runtime.world();
   const std::string limit = " (MYKV_STALL_ABORT_S is " + seconds_text(seconds) + ")";
-  std::unordered_map<std::string, Cause> given_up;
+  std::unordered_map<std::string, Failure> given_up;
   try {
     for (const Waiting& one : runtime.waiting(seconds + stopped_, "")) {
       if (is_of_watch(one)) continue;
-      const Cause reason(
+      const Failure reason(
           "given up after " + seconds_text(one.seconds) + " of waiting for " + culprits_text(one, world) + limit,
           ErrorCode::stalled, world.labels(culprits(one)));
       // Between hosts rank 0 decides. If all ranks have arrived, only this rank can end its part. If the operation is
@@ -158,7 +158,7 @@ void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport
     runtime.give_verdict(reason);
     if (!std::exchange(aborted_, true) && speaks_of_lock(error, world)) reports->push_back({false, reason});
   } catch (const Error& error) {
-    runtime.break_down(error.cause() + limit);
+    runtime.break_down(error.failure() + limit);
   }
 }
 

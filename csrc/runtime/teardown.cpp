@@ -14,10 +14,10 @@ namespace mykv {
 
 namespace {
 
-constexpr int64_t kPatienceUs = 1000000;      // for the table's lock
-constexpr int64_t kEndSettleNs = 1000000000;  // for chunks of failed operations that other ranks have begun
-constexpr int64_t kLostSettleNs = 200000000;  // the same, if a process with such a chunk may have died
-constexpr int64_t kFlushNs = 20000000;        // for MPI to put the last messages on the wire
+constexpr int64_t kPatienceUs = 1000000;       // for the table's lock
+constexpr int64_t kWritersNs = 1000000000;     // for chunks of failed operations that other ranks have begun
+constexpr int64_t kLostWritersNs = 200000000;  // the same, if a process with such a chunk may have died
+constexpr int64_t kFlushNs = 20000000;         // for MPI to put the last messages on the wire
 constexpr useconds_t kLookUs = 1000;
 
 }  // namespace
@@ -30,28 +30,29 @@ void Teardown::tell_departure() {
   context_.agreement.depart(gone.rank, gone.reason);
 }
 
-void Teardown::end_in_order(const Cause& here) {
+void Teardown::end_in_order(const Failure& local_error) {
   if (context_.agreement.speaks() && context_.table.departed_rank() >= 0) tell_rank_0(context_.table.departed());
-  settle({});
+  wait_until_unused({});
   if (context_.nccl) context_.nccl->leave({});
-  end_all(here);
+  end_all(local_error);
 }
 
-void Teardown::break_down(const Departed& gone, const Cause& here, const Cause& there) {
-  requests_.refuse_new(here);
+void Teardown::break_down(const Departed& gone, const Failure& local_error, const Failure& peer_error) {
+  requests_.refuse_new(local_error);
   context_.table.lock().set_patience(kPatienceUs, gone.what());
-  const std::vector<uint32_t> mine = fail_entries(gone, here, there);
+  const std::vector<uint32_t> mine = fail_entries(gone, local_error, peer_error);
   context_.transport->note_departed(gone);
   tell_rank_0(gone);
-  events_.take_results();
-  settle(mine);
-  device_parts_.settle();
+  events_.complete_results();
+  wait_until_unused(mine);
+  device_parts_.wait_for_copies();
   if (context_.nccl) context_.nccl->abort(mine);
-  end_all(here);
+  end_all(local_error);
 }
 
 // Ends this rank's entries in the host's table, and returns the entries without a result.
-std::vector<uint32_t> Teardown::fail_entries(const Departed& gone, const Cause& here, const Cause& there) {
+std::vector<uint32_t> Teardown::fail_entries(const Departed& gone, const Failure& local_error,
+                                             const Failure& peer_error) {
   HostTable& table = context_.table;
   try {
     table.depart(gone.rank, gone.reason, true);
@@ -59,7 +60,7 @@ std::vector<uint32_t> Teardown::fail_entries(const Departed& gone, const Cause& 
     const std::vector<uint32_t> mine = requests_.entries();
     for (uint32_t entry : mine) {
       const std::string name = shown_name(table.entry(entry).name);
-      table.fail(entry, there.empty() ? here : name + ": " + there);
+      table.fail(entry, peer_error.empty() ? local_error : name + ": " + peer_error);
     }
     events_.find_finished(mine);
     return requests_.entries();
@@ -86,25 +87,25 @@ void Teardown::tell_rank_0(const Departed& gone) {
 
 // No rank may touch the memory of an operation any more when its caller gets the error. Some MPIs report a message as
 // sent while it waits in a queue of their own, which they empty only when they are called.
-void Teardown::settle(const std::vector<uint32_t>& mine) {
-  const int64_t patience = commands_.lost() ? kLostSettleNs : kEndSettleNs;
+void Teardown::wait_until_unused(const std::vector<uint32_t>& mine) {
+  const int64_t patience = commands_.lost() ? kLostWritersNs : kWritersNs;
   const int64_t least = context_.several_hosts() ? kFlushNs : 0;
-  const auto unsettled = [&](uint32_t entry) { return !context_.table.settled(entry); };
+  const auto still_written = [&](uint32_t entry) { return !context_.table.chunks_ended(entry); };
   for (const int64_t begun = now_ns(); now_ns() - begun < patience; usleep(kLookUs)) {
     context_.table.beat();
-    bool over = context_.transport->settled() && now_ns() - begun >= least;
+    bool over = context_.transport->uses_no_memory() && now_ns() - begun >= least;
     try {
       context_.agreement.progress_sending();
       over = over && !context_.agreement.sending();
     } catch (const std::exception&) {
       // MPI is unusable.
     }
-    if (over && std::none_of(mine.begin(), mine.end(), unsettled)) return;
+    if (over && std::none_of(mine.begin(), mine.end(), still_written)) return;
   }
 }
 
 // Ends all requests that this rank still has, without other ranks.
-void Teardown::end_all(const Cause& reason) {
+void Teardown::end_all(const Failure& reason) {
   std::vector<std::shared_ptr<RequestState>> requests;
   device_parts_.add_requests(&requests);
   events_.add_requests(&requests);
@@ -114,8 +115,8 @@ void Teardown::end_all(const Cause& reason) {
   queue_.clear();
   device_parts_.drop();
   for (auto& posted : requests) {
-    const Cause error = shown_name(posted->request.name) + ": " + reason;
-    parts_.end(*posted, &error);
+    const Failure error = shown_name(posted->request.name) + ": " + reason;
+    parts_.complete_request(*posted, &error);
   }
 }
 

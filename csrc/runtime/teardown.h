@@ -32,17 +32,17 @@ class Teardown {
 
   // Tells the other hosts that a rank of this host has left, if there is such a rank and they do not know yet.
   void tell_departure();
-  // This rank has left and has no part in the host's table. `here`: the error of requests that have not begun.
-  void end_in_order(const Cause& here);
-  // The thread cannot go on. `gone`: the rank that is the cause. `here`: the error of this rank's operations; `there`:
-  // the error on the other ranks of this host, empty: the same.
-  void break_down(const Departed& gone, const Cause& here, const Cause& there);
+  // This rank has left and has no part in the host's table. `local_error`: the error of requests that have not begun.
+  void end_in_order(const Failure& local_error);
+  // The thread cannot go on. `gone`: the rank that is the cause. `local_error`: the error of this rank's operations;
+  // `peer_error`: the error on the other ranks of this host, empty: the same.
+  void break_down(const Departed& gone, const Failure& local_error, const Failure& peer_error);
 
  private:
-  std::vector<uint32_t> fail_entries(const Departed& gone, const Cause& here, const Cause& there);
+  std::vector<uint32_t> fail_entries(const Departed& gone, const Failure& local_error, const Failure& peer_error);
   void tell_rank_0(const Departed& gone);
-  void settle(const std::vector<uint32_t>& mine);
-  void end_all(const Cause& reason);
+  void wait_until_unused(const std::vector<uint32_t>& mine);
+  void end_all(const Failure& reason);
 
   RuntimeContext& context_;
   Requests& requests_;

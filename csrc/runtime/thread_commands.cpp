@@ -31,7 +31,7 @@ std::string ThreadCommands::leave_reason() {
   return leave_reason_;
 }
 
-void ThreadCommands::break_down(const Cause& reason) {
+void ThreadCommands::break_down(const Failure& reason) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     // The loss of a process causes later failures.
@@ -41,18 +41,18 @@ void ThreadCommands::break_down(const Cause& reason) {
   context_.bell().ring();
 }
 
-void ThreadCommands::lose(const Cause& reason) {
+void ThreadCommands::lose(const Failure& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
   break_down_reason_ = reason;
   lost_.store(true);
 }
 
-Cause ThreadCommands::break_down_reason() {
+Failure ThreadCommands::break_down_reason() {
   std::lock_guard<std::mutex> lock(mutex_);
   return break_down_reason_;
 }
 
-void ThreadCommands::give_up(const std::vector<std::pair<Key, Cause>>& operations) {
+void ThreadCommands::give_up(const std::vector<std::pair<Key, Failure>>& operations) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     to_give_up_.insert(to_give_up_.end(), operations.begin(), operations.end());
@@ -77,7 +77,7 @@ std::vector<Inquiry::Answer> ThreadCommands::ask_hosts(const std::vector<Key>& k
 }
 
 bool ThreadCommands::take() {
-  std::deque<std::pair<Key, Cause>> to_give_up;
+  std::deque<std::pair<Key, Failure>> to_give_up;
   std::shared_ptr<Question> question;
   bool ask;
   {

@@ -27,14 +27,14 @@ class ThreadCommands {
   // The reason given to leave().
   std::string leave_reason();
   // The thread fails with this reason.
-  void break_down(const Cause& reason);
+  void break_down(const Failure& reason);
   // The same, since a process of this world has died: the cause of all later failures.
-  void lose(const Cause& reason);
+  void lose(const Failure& reason);
   bool lost() const { return lost_.load(); }
   // The reason given to break_down() or lose(); empty: not called.
-  Cause break_down_reason();
+  Failure break_down_reason();
   // Several hosts: rank 0 is asked to end these operations, with these reasons.
-  void give_up(const std::vector<std::pair<Key, Cause>>& operations);
+  void give_up(const std::vector<std::pair<Key, Failure>>& operations);
   // What the other hosts know of these operations. Waits some seconds for hosts that do not answer. Asks none once no
   // request is taken any more, since the thread may have ended.
   std::vector<Inquiry::Answer> ask_hosts(const std::vector<Key>& keys);
@@ -59,8 +59,8 @@ class ThreadCommands {
 
   std::mutex mutex_;  // guards the members of this paragraph
   std::shared_ptr<Question> question_;
-  std::deque<std::pair<Key, Cause>> to_give_up_;
-  Cause break_down_reason_;
+  std::deque<std::pair<Key, Failure>> to_give_up_;
+  Failure break_down_reason_;
   std::string leave_reason_;
   std::condition_variable answered_;
 

@@ -90,7 +90,7 @@ void TimelineNotes::add(const Part& part, PartRecord times, const Entry& entry) 
   record->parts.push_back(times);
 }
 
-void TimelineNotes::end(RequestState& posted, const Cause* error) {
+void TimelineNotes::end(RequestState& posted, const Failure* error) {
   std::unique_ptr<RequestRecord> record;
   {
     std::lock_guard<std::mutex> lock(mutex_);

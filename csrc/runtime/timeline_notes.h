@@ -22,7 +22,7 @@ class TimelineNotes {
   // A part of a recorded request is over.
   void end(const Part& part, const PartRecord::Interval& copied_out);
   // A recorded request has ended.
-  void end(RequestState& posted, const Cause* error);
+  void end(RequestState& posted, const Failure* error);
   // The runtime's thread is about to wait, and has been awake since this time.
   void awake(int64_t since) const;
 

@@ -56,14 +56,14 @@ constexpr size_t kNameBytes = 160;
 constexpr size_t kTextBytes = 376;    // a signature or the reason of a refusal; a longer text is in a LongText
 constexpr size_t kErrorBytes = 1088;  // a message with a name and two texts
 
-// A Cause in shared memory; all zero: none. A longer text is cut; ranks from kMostRanks on are only in the text.
-struct SharedCause {
+// A Failure in shared memory; all zero: none. A longer text is cut; ranks from kMostRanks on are only in the text.
+struct SharedFailure {
   static constexpr size_t kMostRanks = 2048;
 
   bool empty() const { return text[0] == '\0'; }
   void clear() { text[0] = '\0'; }
-  void set(const Cause& cause);
-  Cause get() const;
+  void set(const Failure& failure);
+  Failure get() const;
 
   uint64_t ranks[kMostRanks / 64];  // a bit for each rank
   ErrorCode code;
@@ -123,8 +123,8 @@ struct Signatures {
 //   announced  the first rank of the host, under the lock, when    any rank, under the lock
 //              the hosts have agreed: `sequence`, `placement`
 //   taken,     only atomic counters, without the lock:             a rank that has arrived, without the lock, once it
-//   ready      `next_chunk`, `done_chunks`, `claimed`; a rank's    has seen the entry's event in the log: all other
-//              own `stamps`, and its own `launch` under the lock   fields are final
+//   ready      `next_chunk`, `finished_pieces`, `claimed`; a       has seen the entry's event in the log: all other
+//              rank's own `stamps`; under the lock its `launch`    fields are final
 //   done       the rank that ends the operation, under the lock:   a rank that has arrived, without the lock, once it
 //              `state`, `error`, the stop of `next_chunk`          has seen the event `done`
 //
@@ -133,7 +133,7 @@ struct Signatures {
 // - A rank that has not arrived reads an entry under the lock only. An event of the log may be of an earlier life of
 //   the entry: compare `generation` first.
 // - After an end with an error, chunks that ranks have begun still write into the memory of all ranks. A rank may use
-//   its memory again when settled() says so.
+//   its memory again when chunks_ended() says so.
 struct alignas(64) Entry {
   Key key;
   Key first;            // of the operation's first part
@@ -150,11 +150,11 @@ struct alignas(64) Entry {
   Arrivals arrivals;
   Operation operation;
   std::atomic<uint32_t> next_chunk;
-  std::atomic<uint32_t> done_chunks;
+  std::atomic<uint32_t> finished_pieces;
   std::atomic<uint32_t> claimed;  // chunks begun when the operation was stopped, or kNotStopped
-  uint32_t chunks;
+  uint32_t pieces_to_finish;
   char name[kNameBytes];
-  SharedCause error;
+  SharedFailure error;
   // Followed by one RankRecord for each rank of the host.
   RankRecord* records() { return reinterpret_cast<RankRecord*>(this + 1); }
   const RankRecord* records() const { return reinterpret_cast<const RankRecord*>(this + 1); }

@@ -36,25 +36,25 @@ size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace
 
-void SharedCause::set(const Cause& cause) {
+void SharedFailure::set(const Failure& failure) {
   clear();
-  if (cause.empty()) return;  // most operations: this is under the table's lock
-  code = cause.code;
+  if (failure.empty()) return;  // most operations: this is under the table's lock
+  code = failure.code;
   std::fill(std::begin(ranks), std::end(ranks), uint64_t{0});
-  for (const int rank : cause.ranks) {
+  for (const int rank : failure.ranks) {
     const auto r = static_cast<size_t>(rank);
     if (rank >= 0 && r < kMostRanks) ranks[r / 64] |= uint64_t{1} << r % 64;
   }
-  set_text(text, kErrorBytes, cause.text);
+  set_text(text, kErrorBytes, failure.text);
 }
 
-Cause SharedCause::get() const {
+Failure SharedFailure::get() const {
   if (empty()) return {};
-  Cause cause(text, code);
+  Failure failure(text, code);
   for (size_t r = 0; r < kMostRanks; ++r) {
-    if ((ranks[r / 64] >> r % 64 & 1) != 0) cause.ranks.push_back(static_cast<int>(r));
+    if ((ranks[r / 64] >> r % 64 & 1) != 0) failure.ranks.push_back(static_cast<int>(r));
   }
-  return cause;
+  return failure;
 }
 
 size_t HostTable::bytes(int local_size) {
@@ -148,7 +148,7 @@ bool HostTable::commit_entries() {
     segment_.commit(begin, more * stride_);
     lack_.why = {};
   } catch (const Error& error) {
-    lack_.why = error.cause();
+    lack_.why = error.failure();
     lack_.since = now;
     return false;
   }
@@ -156,7 +156,7 @@ bool HostTable::commit_entries() {
   return true;
 }
 
-Cause HostTable::lack_of_memory() const {
+Failure HostTable::lack_of_memory() const {
   if (!lack_.met.load(std::memory_order_relaxed)) return {};
   std::lock_guard<std::mutex> lock(lack_.mutex);
   return lack_.why;
@@ -187,9 +187,9 @@ bool HostTable::make_entry(const Arriving& arriving, uint64_t hash, ArriveResult
   e.placement = 0;
   e.operation = arriving.operation;
   e.next_chunk.store(0, std::memory_order_relaxed);
-  e.done_chunks.store(0, std::memory_order_relaxed);
+  e.finished_pieces.store(0, std::memory_order_relaxed);
   e.claimed.store(kNotStopped, std::memory_order_relaxed);
-  e.chunks = arriving.chunks;
+  e.pieces_to_finish = arriving.pieces_to_finish;
   e.owner = arriving.owner;
   e.first = arriving.first;
   e.arrivals.first = arriving.came;
@@ -264,7 +264,7 @@ std::string HostTable::text_of(const RankRecord& record) const {
 }
 
 // Why the ranks of this host that have arrived cannot run the operation together; empty: they can.
-Cause HostTable::disagreement(Entry& e) const {
+Failure HostTable::disagreement(Entry& e) const {
   if (!e.signatures.disagree) return {};
   const RankRecord* records = e.records();
   std::optional<int> first;
@@ -289,9 +289,9 @@ Cause HostTable::disagreement(Entry& e) const {
 
 // Why an operation that waits for ranks or hosts cannot succeed, whichever rank arrives; empty: nothing is known. It
 // says more than that a rank has left, which often leaves because of it.
-Cause HostTable::known_error(Entry& e) const {
+Failure HostTable::known_error(Entry& e) const {
   if (e.state == State::gathering) return disagreement(e);
-  return e.state == State::announced ? e.error.get() : Cause();
+  return e.state == State::announced ? e.error.get() : Failure();
 }
 
 // Only the first part of an operation counts: its later parts follow when the ranks have met at this one.
@@ -315,7 +315,7 @@ std::vector<LateRank> HostTable::late_ranks() const {
 
 void HostTable::complete_set(ArriveResult& arrival, const Arriving& arriving, size_t inline_limit, Rings& rings) {
   Entry& e = entry(arrival.entry);
-  const Cause error = disagreement(e);
+  const Failure error = disagreement(e);
   const bool waits = std::exchange(arrival.launches_wait, false);
   const bool is_inline = e.operation.bytes() <= inline_limit;  // also an operation of no bytes, which launches nothing
   if (!several_hosts_ && error.empty() && e.operation.road == DataPath::nccl && !is_inline) {
@@ -344,7 +344,7 @@ void HostTable::complete_set(ArriveResult& arrival, const Arriving& arriving, si
   }
   if (is_inline) {
     e.state = State::taken;
-    e.next_chunk.store(e.chunks, std::memory_order_relaxed);
+    e.next_chunk.store(e.pieces_to_finish, std::memory_order_relaxed);
     return;
   }
   arrival.last = false;
@@ -360,7 +360,7 @@ void HostTable::complete_set(ArriveResult& arrival, const Arriving& arriving, si
 RankRange HostTable::workers(const Entry& e) const {
   if (!e.operation.in_place || e.operation.kind != Kind::allreduce) return {0, local_size()};
   const auto size = static_cast<uint32_t>(local_size());
-  const uint32_t count = std::min(std::max(std::min(e.chunks, cores_), 2U), size);
+  const uint32_t count = std::min(std::max(std::min(e.pieces_to_finish, cores_), 2U), size);
   if (size <= cores_) return {local_rank_, static_cast<int>(count)};
   const uint64_t first = e.records()[0].slot;
   return {static_cast<int>(hash_bytes(&first, sizeof first, 0) % size), static_cast<int>(count)};
@@ -426,7 +426,7 @@ HostTable::Launches HostTable::give_launches(uint32_t index, bool waits, Rings& 
     }
     return Launches::given;
   } catch (const Error& error) {
-    end_locked(index, shown_name(entry(index).name) + ": " + error.cause(), rings);
+    end_locked(index, shown_name(entry(index).name) + ": " + error.failure(), rings);
     return Launches::failed;
   }
 }
@@ -449,7 +449,7 @@ uint64_t HostTable::placement(Entry& e) const {
   return digest;
 }
 
-bool HostTable::agree(Key key, uint64_t sequence, const Cause& error, uint64_t placement, bool alone) {
+bool HostTable::agree(Key key, uint64_t sequence, const Failure& error, uint64_t placement, bool alone) {
   for (const int64_t begun = now_ns();;) {
     const bool waits = now_ns() - begun < kLaunchPatienceNs;
     const std::optional<bool> agreed = try_agree(key, sequence, error, placement, alone, waits);
@@ -460,8 +460,8 @@ bool HostTable::agree(Key key, uint64_t sequence, const Cause& error, uint64_t p
 }
 
 // Nothing: another rank keeps the launch order, and `waits`.
-std::optional<bool> HostTable::try_agree(Key key, uint64_t sequence, const Cause& error, uint64_t placement, bool alone,
-                                         bool waits) {
+std::optional<bool> HostTable::try_agree(Key key, uint64_t sequence, const Failure& error, uint64_t placement,
+                                         bool alone, bool waits) {
   return change([&](Rings& rings) -> std::optional<bool> {
     const uint32_t link = find(key);
     if (link == kNone || entry(link - 1).state != State::announced) return !error.empty();
@@ -484,9 +484,9 @@ std::optional<bool> HostTable::try_agree(Key key, uint64_t sequence, const Cause
   });
 }
 
-void HostTable::finish_chunks(uint32_t index, uint32_t chunks) {
+void HostTable::finish_pieces(uint32_t index, uint32_t pieces) {
   Entry& e = entry(index);
-  if (e.done_chunks.fetch_add(chunks, std::memory_order_acq_rel) + chunks < e.chunks) return;
+  if (e.finished_pieces.fetch_add(pieces, std::memory_order_acq_rel) + pieces < e.pieces_to_finish) return;
   change([&](Rings& rings) {
     if (e.state == State::ready || e.state == State::taken) end_locked(index, {}, rings);
   });
@@ -495,31 +495,31 @@ void HostTable::finish_chunks(uint32_t index, uint32_t chunks) {
 void HostTable::stop_chunks(uint32_t index) {
   Entry& e = entry(index);
   const uint32_t claimed = e.next_chunk.fetch_or(kStopped, std::memory_order_acq_rel);
-  if ((claimed & kStopped) == 0) e.claimed.store(std::min(claimed, e.chunks), std::memory_order_release);
+  if ((claimed & kStopped) == 0) e.claimed.store(std::min(claimed, e.pieces_to_finish), std::memory_order_release);
 }
 
-bool HostTable::settled(uint32_t index) {
+bool HostTable::chunks_ended(uint32_t index) {
   Entry& e = entry(index);
-  const uint32_t done = e.done_chunks.load(std::memory_order_acquire);
+  const uint32_t done = e.finished_pieces.load(std::memory_order_acquire);
   const uint32_t claimed = e.claimed.load(std::memory_order_acquire);
-  return done >= e.chunks || (claimed != kNotStopped && done >= claimed);
+  return done >= e.pieces_to_finish || (claimed != kNotStopped && done >= claimed);
 }
 
 bool HostTable::claim_chunk(uint32_t index) {
   return (entry(index).next_chunk.fetch_add(1, std::memory_order_acq_rel) & kStopped) == 0;
 }
 
-void HostTable::drop_chunk(uint32_t index) { entry(index).done_chunks.fetch_add(1, std::memory_order_acq_rel); }
+void HostTable::drop_chunk(uint32_t index) { entry(index).finished_pieces.fetch_add(1, std::memory_order_acq_rel); }
 
-void HostTable::finish_refused(uint32_t index, const Cause& error) {
+void HostTable::finish_refused(uint32_t index, const Failure& error) {
   change([&](Rings& rings) {
     Entry& e = entry(index);
-    const bool last = e.done_chunks.fetch_add(1, std::memory_order_acq_rel) + 1 == e.chunks;
+    const bool last = e.finished_pieces.fetch_add(1, std::memory_order_acq_rel) + 1 == e.pieces_to_finish;
     if (last && e.state == State::ready) end_locked(index, error, rings);
   });
 }
 
-void HostTable::end_locked(uint32_t index, const Cause& error, Rings& rings) {
+void HostTable::end_locked(uint32_t index, const Failure& error, Rings& rings) {
   Entry& e = entry(index);
   e.state = State::done;
   if (!error.empty()) stop_chunks(index);
@@ -548,20 +548,20 @@ void HostTable::free_locked(uint32_t index) {
   header_->free_head = index + 1;
 }
 
-void HostTable::fail(uint32_t index, const Cause& error) {
+void HostTable::fail(uint32_t index, const Failure& error) {
   change([&](Rings& rings) {
     Entry& e = entry(index);
     if (e.state == State::done) return;
-    const Cause known = error.code == ErrorCode::dead ? Cause() : known_error(e);
+    const Failure known = error.code == ErrorCode::dead ? Failure() : known_error(e);
     end_locked(index, known.empty() ? error : known, rings);
   });
 }
 
-void HostTable::depart(int rank, const Cause& reason, bool fails) {
+void HostTable::depart(int rank, const Failure& reason, bool fails) {
   end_waiting(Departed(rank, reason), !several_hosts_, fails);
 }
 
-void HostTable::close(int rank, const Cause& reason) { end_waiting(Departed(rank, reason), true, false); }
+void HostTable::close(int rank, const Failure& reason) { end_waiting(Departed(rank, reason), true, false); }
 
 void HostTable::end_waiting(const Departed& gone, bool announced_too, bool fails) {
   change([&](Rings& rings) {
@@ -575,8 +575,8 @@ void HostTable::end_waiting(const Departed& gone, bool announced_too, bool fails
         Entry& e = entry(link - 1);
         if (e.state == State::gathering || (announced_too && e.state == State::announced)) {
           // After a death all begin again, which the code of the error tells them.
-          const Cause known = gone.cause().code == ErrorCode::dead ? Cause() : known_error(e);
-          end_locked(link - 1, known.empty() ? shown_name(e.name) + ": " + gone.cause() : known, rings);
+          const Failure known = gone.failure().code == ErrorCode::dead ? Failure() : known_error(e);
+          end_locked(link - 1, known.empty() ? shown_name(e.name) + ": " + gone.failure() : known, rings);
         }
       }
     }
@@ -592,8 +592,8 @@ State HostTable::state(uint32_t index) {
   return lock_.run([&] { return entry(index).state; });
 }
 
-std::optional<Cause> HostTable::announced_error(uint32_t index) {
-  return lock_.run([&]() -> std::optional<Cause> {
+std::optional<Failure> HostTable::announced_error(uint32_t index) {
+  return lock_.run([&]() -> std::optional<Failure> {
     const Entry& e = entry(index);
     if (e.state != State::announced) return std::nullopt;
     return e.error.get();
@@ -654,9 +654,11 @@ std::vector<int> HostTable::behind() {
   });
 }
 
-bool HostTable::try_give_up(const Key& key, const Cause& reason) { return give_up_within(kLookUs, key, reason, false); }
+bool HostTable::try_give_up(const Key& key, const Failure& reason) {
+  return give_up_within(kLookUs, key, reason, false);
+}
 
-bool HostTable::give_up_within(int64_t limit_us, const Key& key, const Cause& reason, bool announced) {
+bool HostTable::give_up_within(int64_t limit_us, const Key& key, const Failure& reason, bool announced) {
   return change(
       [&](Rings& rings) {
         const uint32_t link = find(key);

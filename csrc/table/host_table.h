@@ -76,7 +76,7 @@ class HostTable {
     LongText long_text;          // the refusal or the signature, if it is longer than kTextBytes - 1
     Operation operation;
     uint64_t slot;
-    uint32_t chunks;
+    uint32_t pieces_to_finish;
     int32_t owner;
     uint64_t placement = 0;
     Key first = {};  // of the operation's first part
@@ -93,7 +93,7 @@ class HostTable {
   // does so if it is due on some rank of each host.
   uint64_t window() const { return window_; }
   // Leaves this rank's record. `inline_limit`: an operation of at most this size in bytes is not put into the log when
-  // it becomes ready: the rank that arrived last (ArriveResult::last) must do all the work and call finish_chunks().
+  // it becomes ready: the rank that arrived last (ArriveResult::last) must do all the work and call finish_pieces().
   // `claim` is called with the result under the table's lock, before other ranks can see the arrival.
   template <class Claim>
   ArriveResult arrive(const Arriving& arriving, size_t inline_limit, Claim&& claim) {
@@ -118,37 +118,37 @@ class HostTable {
 
   // The other hosts agreed (or found an error): the operation may run; with `alone` this rank runs it for its host.
   // False if this host has given the operation up meanwhile, since a rank has left.
-  bool agree(Key key, uint64_t sequence, const Cause& error, uint64_t placement, bool alone);
-  // `chunks` more chunks of the operation are finished; the last chunk makes it done.
-  void finish_chunks(uint32_t index, uint32_t chunks);
+  bool agree(Key key, uint64_t sequence, const Failure& error, uint64_t placement, bool alone);
+  // `pieces` more pieces of the operation are finished; the last piece makes it done.
+  void finish_pieces(uint32_t index, uint32_t pieces);
   // Whether this rank works on the chunks of an operation that is ready and has no owner.
   bool works_on(uint32_t index);
   // Claims this rank's own chunk before work on it begins. False: the operation was stopped.
   bool claim_chunk(uint32_t index);
   // A claimed chunk will not be finished, and this rank uses no memory of the operation any more. Needs no lock.
   void drop_chunk(uint32_t index);
-  // No rank begins another chunk; needs no lock. Called whenever an operation ends with an error. Until settled(),
+  // No rank begins another chunk; needs no lock. Called whenever an operation ends with an error. Until chunks_ended(),
   // other ranks may still write chunks that they have begun, also into the memory of ranks that have left.
   void stop_chunks(uint32_t index);
-  bool settled(uint32_t index);
+  bool chunks_ended(uint32_t index);
   // This rank's only chunk is finished, and the operation fails: each rank finds the error itself.
-  void finish_refused(uint32_t index, const Cause& error);
+  void finish_refused(uint32_t index, const Failure& error);
   // This rank does not use the entry any more. Only the rank that leaves last takes the lock, to free the entry.
   void leave(uint32_t index);
   // Ends an operation with an error on all ranks of the host.
-  void fail(uint32_t index, const Cause& error);
+  void fail(uint32_t index, const Failure& error);
   // `rank` leaves: operations of this host that wait for ranks, and all later operations, fail with `reason`. An
   // operation announced to other hosts may have been agreed on already; it ends with their verdict, or with close().
   // `fails`: the rank has broken down; as a cause it replaces a rank that left with nothing undone.
-  void depart(int rank, const Cause& reason, bool fails = false);
+  void depart(int rank, const Failure& reason, bool fails = false);
   // All hosts know that `rank` has left, and agree on nothing more.
-  void close(int rank, const Cause& reason);
+  void close(int rank, const Failure& reason);
   // The rank that left first, or the last rank that broke down; -1: none.
   int departed_rank() const { return header_->departed_rank.load(std::memory_order_acquire) - 1; }
   Departed departed() const;  // departed_rank(), and why
   State state(uint32_t index);
   // Why an operation failed that has been announced to the other hosts, or is to be; nullopt: it is in another state.
-  std::optional<Cause> announced_error(uint32_t index);
+  std::optional<Failure> announced_error(uint32_t index);
   // The signature of a rank that has arrived, or why it has refused.
   std::string text_of(const RankRecord& record) const;
 
@@ -158,7 +158,7 @@ class HostTable {
   // Whether this rank could arrive at that operation now: it is in the table, or the table has room.
   bool can_arrive(const Key& key, EntryQuota due);
   // Why there is no memory for the entry that this rank wanted last; empty: the rank did not need more memory.
-  Cause lack_of_memory() const;
+  Failure lack_of_memory() const;
   // Whether this rank wants events of entries that other ranks make: if it finds no entry for its own operations.
   void subscribe_to_new_entries(bool on);
   // The key of the first part of the event's operation; empty if this rank has arrived at the entry already, or the
@@ -169,12 +169,12 @@ class HostTable {
   std::vector<int> behind();
   // Ends an operation that some rank of this host has not arrived at; the rank gets the error when it arrives. With
   // `announced`: ends one that is announced to the other hosts. False if there is no such operation.
-  bool give_up(const Key& key, const Cause& reason, bool announced) {
+  bool give_up(const Key& key, const Failure& reason, bool announced) {
     return give_up_within(0, key, reason, announced);
   }
   // The same for the stall watch, which must not block. Throws TableLocked when a rank keeps the table locked for a
   // second.
-  bool try_give_up(const Key& key, const Cause& reason);
+  bool try_give_up(const Key& key, const Failure& reason);
   // Methods that read or change entries wait for this lock, and throw Error after a verdict on the table.
   TableLock& lock() { return lock_; }
   const TableLock& lock() const { return lock_; }
@@ -231,7 +231,7 @@ class HostTable {
     uint32_t free_head;               // list of entries to use again
     uint32_t subscribers;
     std::atomic<int> departed_rank;  // plus one; 0: none
-    SharedCause departure;           // why
+    SharedFailure departure;         // why
     alignas(64) std::atomic<uint64_t> log_tail;
     TableLock::Verdict verdict;
     alignas(64) std::atomic<uint32_t> timelines;  // on a cache line of its own, since every rank reads it often
@@ -271,17 +271,17 @@ class HostTable {
   bool make_entry(const Arriving& arriving, uint64_t hash, ArriveResult* arrival, Rings& rings);
   bool commit_entries();
   ArriveResult complete_later(ArriveResult arrival, const Arriving& arriving, size_t inline_limit);
-  void end_locked(uint32_t index, const Cause& error, Rings& rings);
+  void end_locked(uint32_t index, const Failure& error, Rings& rings);
   void free_locked(uint32_t index);
-  Cause disagreement(Entry& entry) const;
-  Cause known_error(Entry& entry) const;
+  Failure disagreement(Entry& entry) const;
+  Failure known_error(Entry& entry) const;
   void end_waiting(const Departed& gone, bool announced_too, bool fails);
   enum class Launches { given, wait, failed };
   Launches give_launches(uint32_t index, bool waits, Rings& rings);
   RankRange workers(const Entry& entry) const;
   void wake_workers(const Entry& entry, bool first_of_several, Rings& rings) const;
-  bool give_up_within(int64_t limit_us, const Key& key, const Cause& reason, bool announced);
-  std::optional<bool> try_agree(Key key, uint64_t sequence, const Cause& error, uint64_t placement, bool alone,
+  bool give_up_within(int64_t limit_us, const Key& key, const Failure& reason, bool announced);
+  std::optional<bool> try_agree(Key key, uint64_t sequence, const Failure& error, uint64_t placement, bool alone,
                                 bool waits);
   void append(TableEvent::Type type, uint32_t index);
 
@@ -305,7 +305,7 @@ class HostTable {
   int64_t looked_ = 0;  // when look_after_lock() last checked the lock
   struct {
     mutable std::mutex mutex;
-    Cause why;                     // empty: memory is not short
+    Failure why;                   // empty: memory is not short
     int64_t since = 0;             // the last attempt; coarse_now_ns()
     std::atomic<bool> met{false};  // the last entry that this rank wanted needs more memory
   } lack_;

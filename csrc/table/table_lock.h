@@ -6,7 +6,7 @@
 // rank uses what it was changing any more, and it begins nothing new.
 //
 // Note [why a wait for the table's lock ends]. A thread that waits without a limit of its own, such as in
-// finish_chunks() and leave() of the table, looks at the lock each 50 ms:
+// finish_pieces() and leave() of the table, looks at the lock each 50 ms:
 //   - The holder has died: the robust mutex says so, and the waiting thread gives the verdict itself.
 //   - The holder was stopped and goes on: the lock comes free.
 //   - The holder stays stopped: the stall watch, all of whose own waits have a limit, sees longest_wait(), names the

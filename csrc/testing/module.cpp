@@ -110,7 +110,7 @@ int last_part(size_t parts, const std::vector<std::string>& errors, bool agreed)
     requests.add(part);
     bool first = false;
     if (agreed) requests.begin(part.entry, 0, &first);
-    if (requests.finish(*requests.take(part.entry), Cause(errors[number]), 0)) return static_cast<int>(number);
+    if (requests.finish(*requests.take(part.entry), Failure(errors[number]), 0)) return static_cast<int>(number);
   }
   return -1;
 }

@@ -38,12 +38,12 @@ class Transport {
  public:
   virtual ~Transport() = default;
   // The local rank that does all the work of an operation, or kAnybody. The owner's share need not be in a slot.
-  // `number` counts operations in the order in which most ranks will send them, so that owners can take turns.
+  // `number` counts operations in the order in which most ranks will send them, so that owners alternate.
   virtual int32_t owner(const Operation& operation, uint64_t number) const = 0;
   // Whether the other ranks copy the result of a broadcast from the root's slot, and so have no slots.
   virtual bool taken_from_root(const Operation& operation) const = 0;
   // Into how many pieces this transport divides an operation; the same on every rank of a host. The operation is done
-  // when HostTable::finish_chunks() has counted so many.
+  // when HostTable::finish_pieces() has counted so many.
   virtual uint32_t pieces(const Operation& operation) const = 0;
   // How many sequence numbers an operation takes in the order that hosts agree on.
   virtual uint32_t sequence_numbers(const Operation& operation) const = 0;
@@ -68,7 +68,7 @@ class Transport {
   // This rank takes no further part in operations under way, since a rank has left; tells the ranks that wait for it.
   virtual void note_departed(const Departed&) {}
   // After note_departed(): whether the transport uses no memory of operations any more. Never throws.
-  virtual bool settled() { return true; }
+  virtual bool uses_no_memory() { return true; }
   // Does one piece of work; false if there is nothing to do now.
   virtual bool progress() = 0;
   // Whether something is under way whose end only a later progress() can see (a network): sleep short.

@@ -221,12 +221,12 @@ std::string World::meet_on_host(Communicator candidates) {
     if (std::find(results.begin(), results.end(), failed) != results.end()) return mine.failure;
     const bool joined = mine.result == Handover::Result::joined;
     group = split(candidates.get(), joined ? 0 : 1, candidates.rank());
-    if (joined) return settle(group);
+    if (joined) return form_host(group);
     candidates = std::move(group);
   }
 }
 
-std::string World::settle(const Communicator& group) {
+std::string World::form_host(const Communicator& group) {
   const RevokeOnDeath meeting(group.get());
   local_rank_ = group.rank();
   std::vector<int> ranks(static_cast<size_t>(group.size()));

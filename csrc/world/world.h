@@ -107,7 +107,7 @@ class World {
 
  private:
   std::string meet_on_host(Communicator candidates);
-  std::string settle(const Communicator& group);
+  std::string form_host(const Communicator& group);
   void require_same_versions() const;
   void reuse_communicators();
 

@@ -85,7 +85,7 @@ typedef Entry {
   byte arrived; /* a bit for each rank */
   byte left;
   byte next_chunk;
-  byte done_chunks;
+  byte finished_pieces;
   bit failed;
   byte slot[RANKS];
 };
@@ -296,7 +296,7 @@ inline arrive(op, may_run_inline) {
             entry[at].arrived = 0;
             entry[at].left = 0;
             entry[at].next_chunk = 0;
-            entry[at].done_chunks = 0;
+            entry[at].finished_pieces = 0;
             entry[at].failed = 0
          :: else
          fi
@@ -344,8 +344,8 @@ inline arrive(op, may_run_inline) {
 
 /* One more chunk is finished ... */
 inline count_chunk(e) {
-  entry[e].done_chunks++;
-  all_done = (entry[e].done_chunks == CHUNKS(entry[e].operation - 1))
+  entry[e].finished_pieces++;
+  all_done = (entry[e].finished_pieces == CHUNKS(entry[e].operation - 1))
 }
 
 /* ... and the last one ends the operation. */
@@ -460,7 +460,7 @@ inline copy_out(its_entry, what, its_slot) {
   od
 }
 
-/* Parts::finish() of a part that this thread has taken out of parts_; `after` is this thread's own business. */
+/* Parts::copy_out_and_leave() of a part that this thread has taken out of parts_; `after` is this thread's own business. */
 #ifdef LEFT_BEFORE_COPIED
 #define FINISH_PART(its_entry, what, its_slot, after) \
   d_step { give_back(its_slot); leave(its_entry) }; \

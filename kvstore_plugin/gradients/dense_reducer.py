@@ -135,7 +135,7 @@ class DenseReducer(PlannedReducer):
     def _push_all(self, operations: Sequence[Operation], label: str) -> None:
         # The core counts a step, and times its sums and updates, by these marks of the operations that this thread
         # pushes: "some" belong to a step, and before the "last" backward writes the gradients near the input.
-        mark, last = process.core.set_step_part, max(operations, key=_priority_of, default=None)
+        mark, last = process.core.set_step_phase, max(operations, key=_priority_of, default=None)
         mark("some")
         try:
             for number, operation in enumerate(operations):
@@ -165,7 +165,7 @@ class DenseReducer(PlannedReducer):
     def update(self) -> None:
         if not self._to_update:
             return
-        mark = process.core.set_step_part  # for the statistics, as in _push_all()
+        mark = process.core.set_step_phase  # for the statistics, as in _push_all()
         try:
             # What schedules are asked by in this step, where that depends on the order of updates.
             begun = [(one.update, keys) for one, keys in self._to_update]

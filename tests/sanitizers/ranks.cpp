@@ -9,8 +9,8 @@ constexpr size_t kRegionBytes = size_t{64} << 20;
 constexpr auto kPatience = std::chrono::seconds(60);  // a machine under load, under a sanitizer
 }  // namespace
 
-std::function<void(const Cause*)> Outcome::done() {
-  return [state = state_](const Cause* error) {
+std::function<void(const Failure*)> Outcome::done() {
+  return [state = state_](const Failure* error) {
     std::lock_guard<std::mutex> lock(state->mutex);
     ++state->times;
     if (error != nullptr) state->error = *error;

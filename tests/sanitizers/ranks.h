@@ -31,7 +31,7 @@ inline void require(bool holds, const std::string& what) {
 // What became of a request.
 class Outcome {
  public:
-  std::function<void(const Cause*)> done();
+  std::function<void(const Failure*)> done();
   // The error, or nothing; throws Failed where there is neither that nor a result within a minute.
   std::optional<std::string> wait(const std::string& name);
 
@@ -40,7 +40,7 @@ class Outcome {
     std::mutex mutex;
     std::condition_variable changed;
     int times = 0;
-    std::optional<Cause> error;
+    std::optional<Failure> error;
   };
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };

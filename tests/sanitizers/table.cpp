@@ -27,7 +27,7 @@ void log_overruns(uint32_t seed) {
     for (uint32_t k = 0; k < kOperations; ++k) {
       first.arrive(arriving, 0, [](const ArriveResult&) {});
       const ArriveResult arrival = second.arrive(arriving, 0, [](const ArriveResult&) {});
-      first.finish_chunks(arrival.entry, 1);
+      first.finish_pieces(arrival.entry, 1);
       first.leave(arrival.entry);
       second.leave(arrival.entry);
       operations.store(k + 1, std::memory_order_relaxed);

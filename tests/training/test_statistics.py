@@ -139,9 +139,9 @@ def test_share_of_communication_while_backward_runs(rank, count, gather):
     store = mx.kv.create("mykv")
 
     def push(part, key):
-        process.core.set_step_part(part)  # as DenseReducer does in a step
+        process.core.set_step_phase(part)  # as DenseReducer does in a step
         store.pushpull(key, array(numbers(rank, (100,))))
-        process.core.set_step_part("")
+        process.core.set_step_phase("")
 
     def work():
         if rank == 0:

@@ -47,24 +47,25 @@ bool HostTransport::progress() {
         if (table_.stamping()) table_.my_stamps(entry).set(Stamp::begun);
         if (item.share.take) item.share.take(slots_.slot(entry, entry.operation.root));
         if (table_.stamping()) table_.my_stamps(entry).set(Stamp::finished);
-        table_.finish_chunks(item.entry, 1);
+        table_.finish_pieces(item.entry, 1);
         return true;
       }
       if (entry.owner != kAnybody) {
         ready_.pop();
-        if (entry.next_chunk.fetch_add(entry.chunks, std::memory_order_relaxed) >= entry.chunks) continue;
+        if (entry.next_chunk.fetch_add(entry.pieces_to_finish, std::memory_order_relaxed) >= entry.pieces_to_finish)
+          continue;
         if (table_.stamping()) table_.my_stamps(entry).set(Stamp::begun);
         run_owned(entry, item.share);
         if (table_.stamping()) table_.my_stamps(entry).set(Stamp::finished);
-        table_.finish_chunks(item.entry, entry.chunks);
+        table_.finish_pieces(item.entry, entry.pieces_to_finish);
         return true;
       }
       const uint32_t chunk = entry.next_chunk.fetch_add(1, std::memory_order_relaxed);
-      if (chunk < entry.chunks) {
+      if (chunk < entry.pieces_to_finish) {
         if (table_.stamping()) table_.my_stamps(entry).set_once(Stamp::begun);
         run_chunk(entry, chunk);
         if (table_.stamping()) table_.my_stamps(entry).set(Stamp::finished);
-        table_.finish_chunks(item.entry, 1);
+        table_.finish_pieces(item.entry, 1);
         return true;
       }
     }
@@ -97,7 +98,7 @@ void HostTransport::run_whole(uint32_t index) const {
   if (table_.stamping()) table_.my_stamps(entry).set(Stamp::begun);
   slots_.combine(entry, 0, entry.operation.count, entry.operation.root);
   if (table_.stamping()) table_.my_stamps(entry).set(Stamp::finished);
-  table_.finish_chunks(index, entry.chunks);
+  table_.finish_pieces(index, entry.pieces_to_finish);
 }
 
 }  // namespace mykv

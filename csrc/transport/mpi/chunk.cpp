@@ -36,7 +36,7 @@ Chunk::Chunk(SliceExchange& exchange, uint32_t number, MpiRequests& requests, St
 // Not in the constructor: begin() may fail after it has started messages, whose memory must stay.
 void Chunk::begin() {
   exchange_.stamp_once(Stamp::begun);
-  if (exchange_.wire().compression() != nullptr) ticket_ = exchange_.wire().compression()->take_ticket(number_);
+  if (exchange_.wire().compression() != nullptr) use_ = exchange_.wire().compression()->take_use(number_);
   // With one rank on the host, its sum is in the own slot already.
   if (phase_ == Phase::reduce_on_host && exchange_.world().local_size() == 1) phase_ = Phase::exchange;
   if (phase_ == Phase::reduce_on_host && exchange_.sum_type(me()) != exchange_.operation().dtype)
@@ -105,7 +105,7 @@ WireFormat::EncodeArguments Chunk::encode_arguments(const Share& values, SliceEx
   WireFormat::EncodeArguments arguments;
   arguments.begin = values.begin - exchange_.begin();
   arguments.count = values.count();
-  arguments.ticket = ticket_;
+  arguments.use = use_;
   arguments.is_result = leg == SliceExchange::Leg::gather;
   if (const CompressionState* compression = exchange_.wire().compression()) {
     const World& world = exchange_.world();
@@ -121,13 +121,13 @@ WireFormat::EncodeArguments Chunk::encode_arguments(const Share& values, SliceEx
 }
 
 // Results are encoded in the order of the operations, since each encoding adds what the previous one has lost.
-bool Chunk::is_turn() const {
+bool Chunk::is_next_use() const {
   CompressionState* const compression = exchange_.wire().compression();
-  return compression == nullptr || compression->is_turn(number_, ticket_);
+  return compression == nullptr || compression->is_next(number_, use_);
 }
 
-void Chunk::end_turn() const {
-  if (CompressionState* const compression = exchange_.wire().compression()) compression->end_turn(number_);
+void Chunk::end_use() const {
+  if (CompressionState* const compression = exchange_.wire().compression()) compression->end_use(number_);
 }
 
 // Whether a host has all values from the beginning, and needs no results.
@@ -204,7 +204,7 @@ bool Chunk::step_exchange() {
     return true;
   }
   if (step_ != Step::gather) {
-    if (receiving_ > 0 || !is_turn()) return false;
+    if (receiving_ > 0 || !is_next_use()) return false;
     switch (step_) {
       case Step::scatter:
         if (exchange_.grid().rows() > 1) {
@@ -224,7 +224,7 @@ bool Chunk::step_exchange() {
         break;
     }
     send_results();
-    end_turn();
+    end_use();
     return true;
   }
   if (!expecting_ || results_ > 0 || sending_ > 0) return false;

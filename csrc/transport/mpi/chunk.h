@@ -68,8 +68,8 @@ class Chunk {
   char* staged(size_t bytes);
   // `owner`: owner of the values' column.
   WireFormat::EncodeArguments encode_arguments(const Share& values, SliceExchange::Leg leg, size_t owner) const;
-  bool is_turn() const;
-  void end_turn() const;
+  bool is_next_use() const;
+  void end_use() const;
 
   SliceExchange& exchange_;
   uint32_t number_;
@@ -81,7 +81,7 @@ class Chunk {
   Phase phase_;
   Step step_ = Step::scatter;
   const size_t row_;
-  uint32_t ticket_ = 0;     // from CompressionState::take_ticket()
+  uint32_t use_ = 0;        // from CompressionState::take_use()
   bool expecting_ = false;  // results of the row's other hosts are being received
   size_t sending_ = 0;      // messages under way: this host's values ...
   size_t receiving_ = 0;    // ... other hosts' values of the own columns, then results of the other rows ...

@@ -35,16 +35,16 @@ class CompressionState {
   // The address of an element's residual, in a slice of `slice` elements; null without error feedback. Zeros at first.
   char* residual(size_t element, size_t slice);
 
-  // Chunks of two operations may be under way at once. take_ticket() fixes their order, the same on all hosts; encode
-  // results only when is_turn().
-  uint32_t take_ticket(uint32_t chunk) { return counters(chunk).taken++; }
-  bool is_turn(uint32_t chunk, uint32_t ticket) { return counters(chunk).turn == ticket; }
-  void end_turn(uint32_t chunk) { ++counters(chunk).turn; }
+  // Chunks of two operations may be under way at once. take_use() fixes their order, the same on all hosts; encode
+  // results only when is_next().
+  uint32_t take_use(uint32_t chunk) { return counters(chunk).taken++; }
+  bool is_next(uint32_t chunk, uint32_t use) { return counters(chunk).ended == use; }
+  void end_use(uint32_t chunk) { ++counters(chunk).ended; }
 
  private:
   struct Counters {
     uint32_t taken = 0;
-    uint32_t turn = 0;
+    uint32_t ended = 0;
   };
   struct Free {
     void operator()(char* memory) const { std::free(memory); }

@@ -84,7 +84,7 @@ void MpiTransport::put_result(uint32_t index, const std::vector<char>& values) {
   if (stamps != nullptr) stamps->set(Stamp::begun);
   slots_.fill(entry, values.data());
   if (stamps != nullptr) stamps->set(Stamp::finished);
-  table_.finish_chunks(index, 1);
+  table_.finish_pieces(index, 1);
 }
 
 void MpiTransport::start(uint32_t index, const LocalShare& share) {
@@ -165,7 +165,7 @@ void MpiTransport::finish(size_t at) {
       std::find_if(exchanges_.begin(), exchanges_.end(), [&](auto& one) { return one.get() == &exchange; });
   exchanges_.erase(over);
   --entering_;  // all of its chunks had entered
-  table_.finish_chunks(index, 1);
+  table_.finish_pieces(index, 1);
 }
 
 bool MpiTransport::holds(uint32_t entry) const {
@@ -211,7 +211,7 @@ void MpiTransport::note_departed(const Departed& departed) {
 
 // Messages to a rank that has left too need not end, since no rank reads them. This rank keeps their memory as long as
 // MPI may use it; see the destructor.
-bool MpiTransport::settled() {
+bool MpiTransport::uses_no_memory() {
   try {
     hear();
   } catch (const Error&) {

@@ -62,7 +62,7 @@ class MpiTransport : public Transport {
   }
   bool holds(uint32_t entry) const override;
   void note_departed(const Departed& departed) override;
-  bool settled() override;
+  bool uses_no_memory() override;
 
  private:
   static constexpr int kNoticeTag = 4;  // of the world's communicator for small messages

@@ -52,7 +52,7 @@ class WireFormat {
   struct EncodeArguments {
     size_t begin = 0;  // elements from the beginning of the slice
     size_t count = 0;
-    uint32_t ticket = 0;     // counts the uses
+    uint32_t use = 0;        // counts the uses
     uint64_t stream = 0;     // identifies the message within one use; see Chunk::encode_arguments()
     bool is_result = false;  // the reduced and scaled result, not the sum of one host
   };
@@ -89,7 +89,7 @@ class WireFormat {
     // Each host's sum may bring one unit, times the scale: a result of larger units loses none, and lags no more.
     input.unit = arguments.is_result ? result_unit_ : 1.0;
     input.again = result_travels_ && !arguments.is_result;
-    input.draws.step = arguments.ticket;
+    input.draws.step = arguments.use;
     input.draws.stream = arguments.stream;
     compression_->compressor().encode(piece(arguments.count), input, to);
   }

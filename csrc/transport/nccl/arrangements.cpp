@@ -47,7 +47,7 @@ NcclCommunicator::NcclCommunicator(const gpu::NcclUniqueId& id, int size, int fi
   }
 }
 
-bool NcclCommunicator::settled(const char* what) const {
+bool NcclCommunicator::calls_finished(const char* what) const {
   bool all = true;
   for (const Local& local : locals_) {
     int state = gpu::Nccl::kSuccess;
@@ -132,7 +132,7 @@ bool Arrangements::step() {
     stage_ = Stage::making;
   }
   if (stage_ == Stage::making && making_.communicator) {
-    if (!making_.communicator->settled("ncclCommInitRankConfig")) return false;
+    if (!making_.communicator->calls_finished("ncclCommInitRankConfig")) return false;
   }
   if (known_.size() >= kRemembered) known_.clear();
   known_[digest_] = std::move(making_);
@@ -194,7 +194,7 @@ void Arrangements::finish(int64_t patience_us) {
   try {
     for (const auto& one : made_) one->finalize();
     for (const auto& one : made_) {
-      while (!one->settled("ncclCommFinalize")) {
+      while (!one->calls_finished("ncclCommFinalize")) {
         if ((patience_us -= kLookUs) < 0) {
           abort();
           return;

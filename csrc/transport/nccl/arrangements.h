@@ -33,11 +33,11 @@ class NcclCommunicator {
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
   // Whether no NCCL call is in progress any more. Throws Error if NCCL reports a failure.
-  bool settled(const char* what) const;
+  bool calls_finished(const char* what) const;
   int size() const { return size_; }
   const std::vector<Local>& locals() const { return locals_; }
 
-  // Begins the end; call destroy() when settled().
+  // Begins the end; call destroy() when calls_finished().
   void finalize();
   void destroy();
   // Ends all operations of the communicator, finished or not.

@@ -306,9 +306,9 @@ void Launch::call(const PlannedCall& c, size_t lane) const {
   }
 }
 
-bool Launch::settle() {
-  if (settled_) return true;
-  if (!communicator_->settled("an operation")) return false;
+bool Launch::finish_calls() {
+  if (calls_finished_) return true;
+  if (!communicator_->calls_finished("an operation")) return false;
   for (const PlannedLane& lane : lanes_) {
     gpu::Stream& stream = launcher_.stream(communicator_->locals()[lane.local].device);
     copy(stream.get(), lane.after);
@@ -320,7 +320,7 @@ bool Launch::settle() {
       nccl().check(nccl().drop_op(operators_[l], comm), "ncclRedOpDestroy", comm);
     }
   }
-  settled_ = true;
+  calls_finished_ = true;
   return true;
 }
 

@@ -18,8 +18,8 @@
 
 namespace mykv {
 
-// What the groups of a process share for NCCL: the turn to launch (table/launch_order.h), one stream for each GPU, for
-// all operations, and scratch memory on each GPU for values that cannot go straight from array to array.
+// What the groups of a process share for NCCL: the order of launches (table/launch_order.h), one stream for each GPU,
+// for all operations, and scratch memory on each GPU for values that cannot go straight from array to array.
 
 class Launcher {
  public:
@@ -38,7 +38,7 @@ class Launcher {
   // The operation with this number was launched, or never will be. Idempotent.
   void release(uint64_t number);
 
-  // Use these only when it is your turn.
+  // Use these only when is_next_launch().
   gpu::Stream& stream(int device);
   char* scratch(int device, size_t bytes);
   // Allocates scratch memory now; throws Error if the GPU has none left. It is freed only with the launcher.
@@ -76,8 +76,8 @@ class Launch {
   Launch& operator=(const Launch&) = delete;
 
   // Whether NCCL has taken all calls: then the host has no more work with it, and the next operation may come.
-  bool settle();
-  // Whether the GPUs have finished it; call it after settle().
+  bool finish_calls();
+  // Whether the GPUs have finished it; call it after finish_calls().
   bool happened() const;
   const NcclCommunicator& communicator() const { return *communicator_; }
 
@@ -92,7 +92,7 @@ class Launch {
   std::vector<PlannedLane> lanes_;
   std::vector<int> operators_;  // of each lane
   bool own_operators_ = false;
-  bool settled_ = false;
+  bool calls_finished_ = false;
   std::vector<std::shared_ptr<const gpu::Event>> ends_;
 };
 

@@ -127,7 +127,7 @@ bool NcclTransport::step_first() {
     if (!item.launch) {
       item.launch = std::make_unique<Launch>(*item.request, item.placement, arrangement, world_.rank(), *launcher_);
     }
-    if (!item.launch->settle()) return false;
+    if (!item.launch->finish_calls()) return false;
   }
   begun_ = false;
   launcher_->release(item.number);
@@ -151,14 +151,14 @@ bool NcclTransport::finish() {
     const uint32_t entry = it->entry;
     it = running_.erase(it);
     if (table_.stamping()) table_.my_stamps(table_.entry(entry)).set(Stamp::finished);
-    table_.finish_chunks(entry, 1);
+    table_.finish_pieces(entry, 1);
   }
   return running_.size() < before;
 }
 
 // Throws if operations will never end: a communicator has failed, or a rank has left.
 void NcclTransport::watch() {
-  for (const auto& one : arrangements_.communicators()) one->settled("an operation");
+  for (const auto& one : arrangements_.communicators()) one->calls_finished("an operation");
   const int gone = table_.departed_rank();
   if (gone < 0 || gone == world_.label(world_.rank()) || (running_.empty() && !begun_)) return;
   const Clock::time_point now = Clock::now();

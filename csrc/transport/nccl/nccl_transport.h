@@ -30,7 +30,7 @@ class NcclTransport : public Transport {
   uint32_t sequence_numbers(const Operation&) const override { return 1; }
   size_t inline_limit() const override { return 0; }
   // Only for arrays without elements.
-  void run_whole(uint32_t entry) const override { table_.finish_chunks(entry, pieces(Operation())); }
+  void run_whole(uint32_t entry) const override { table_.finish_pieces(entry, pieces(Operation())); }
   void start(uint32_t entry, const LocalShare& share) override;
   void stop(uint32_t entry) override;
   bool progress() override;
