@@ -46,6 +46,7 @@ _WAITS = {
     os.path.join("world", "process.py"): {"wait"},
 }
 _TRAINER = re.compile(r"(?:[^/]+/)??(?:set\d+\.)?(?:gluon\.T|t)rainer\d+(?=/)")  # at the beginning of a name
+_STORE = re.compile(r"(?:set\d+\.)?kv\d+(?=/)")
 _CHECKPOINT = re.compile(r"(?P<owner>.+?)/checkpoint(?:/|\Z)")
 _CUSTOM = os.path.join("mxnet", "operator.py"), os.path.join("compat", "recorded.py")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -314,4 +315,10 @@ def _advice(names: Sequence[str]) -> str:
     trainers = [_TRAINER.match(name) for name in names]
     if all(trainers) and len({one[0] for one in trainers if one}) > 1:
         return deadlock_check.TRAINERS_DIFFER[0].upper() + deadlock_check.TRAINERS_DIFFER[1:]
+    stores = [_STORE.match(name) for name in names]
+    if all(stores) and len({one[0] for one in stores if one}) > 1:
+        return (
+            "Stores are numbered in the order in which each worker creates them. Create the same stores on all workers, "
+            "in the same order"
+        )
     return f"Make the same calls on all workers, none under `if rank == 0:`, and {deadlock_check.EQUAL_BATCHES}"

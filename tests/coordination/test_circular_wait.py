@@ -70,6 +70,7 @@ def test_both_ranks_get_both_halves_and_the_next_call_works(how, rank, gather):
 _LINE = r" at test_circular_wait\.py:\d+"
 _BATCHES = r"Make the same calls on all workers, none under `if rank == 0:`, and give all the same number of batches"
 _SAVE = r"Call save_states\(\) and load_states\(\) on all workers, not under `if rank == 0:`"
+_STORES = r"Create the same stores on all workers, in the same order"
 _TRAINERS = r"The workers make or step their trainers in different orders\."
 
 
@@ -81,6 +82,13 @@ def _step_both(nets, trainers, rank, tmp_path):
     for number in (0, 1) if rank == 0 else (1, 0):
         _step(nets[number], trainers[number], rank)
         mx.nd.waitall()
+
+
+def _push_to_a_store(nets, trainers, rank, tmp_path):
+    stores = [mx.kv.create("mykv") for _ in range(1 + rank)]
+    stores[-1].pushpull("key", array(np.ones(3, "float32")))
+    stores += [mx.kv.create("mykv") for _ in range(1 - rank)]  # the tests behind this one have equal numbers again
+    mx.nd.waitall()
 
 
 def _barrier(nets, trainers, rank, tmp_path):
@@ -98,8 +106,9 @@ def _read(nets, trainers, rank, tmp_path):
         ((_barrier, _read), rf"rank 0 waits in barrier\(\) for rank 1{_LINE}; .*'value'.*other\. {_BATCHES}"),
         ((_save, _read), rf"rank 0 waits in save_states\('.*x\.states'\) of trainer\d+ for rank 1{_LINE}; .*{_SAVE}"),
         ((_step_both, _step_both), rf"in step\(\) of trainer\d+ for .*in step\(\) of trainer\d+ for .*{_TRAINERS}"),
+        ((_push_to_a_store,) * 2, rf"of key 'key' of kv\d+ for .*of key 'key' of kv\d+ for .*{_STORES}"),
     ],
-    ids=["barrier", "save_states", "trainers in another order"],
+    ids=["barrier", "save_states", "trainers in another order", "another number of stores"],
 )
 def test_the_error_names_the_calls_and_their_remedy(calls, halves, rank, gather, tmp_path):
     nets = [dense_network(seed=0), dense_network(seed=1)]
