@@ -318,7 +318,7 @@ def _advice(names: Sequence[str]) -> str:
     stores = [_STORE.match(name) for name in names]
     if all(stores) and len({one[0] for one in stores if one}) > 1:
         return (
-            "Stores are numbered in the order in which each worker creates them. Create the same stores on all workers, "
-            "in the same order"
+            "Stores are numbered in the order in which each worker creates them. Create the same stores on all "
+            "workers, in the same order"
         )
     return f"Make the same calls on all workers, none under `if rank == 0:`, and {deadlock_check.EQUAL_BATCHES}"
