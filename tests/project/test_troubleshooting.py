@@ -81,6 +81,9 @@ _INTERNAL = {
         ", on GPU",
         "an error without a text",
         "a planted lack",
+        "Make the same calls on all workers, none under `if rank == 0:`, and",
+        "give all the same number of batches, as a DistributedSampler does",
+        "Call save_states() and load_states() on all workers",
     ],
     "passes on the texts of other messages": ["mykv.run: …", "rank …:", "mykv: …", "…: the job ends."],
     "a wrong use of the core, which kvstore_plugin prevents": [
