@@ -103,6 +103,7 @@ _INTERNAL = {
         "no program: mykvrun",
         "examples:",
         "mpi4py.rc.initialize = False",
+        "its reader takes nothing",
         "mykv_sources",
         "build the extension module for tests",
         "a planted lack",
