@@ -37,6 +37,7 @@ _PATIENCE_WITH_GPU_S = 60.0  # a thread that waits for a GPU sleeps, as a thread
 _POLL_S = 0.2
 _BYTES = 2048  # of what a rank tells
 _MOST_LETTERS = 200  # of the user's call
+_END_S = 5.0  # for which ranks wait at most until all have given up
 _JOIN_S = 10.0
 
 # Functions that wait in the engine or in the core, by the last part of their files' names.
@@ -95,8 +96,8 @@ def _run(core: Any) -> None:
             # All ranks stood when they told. What is true now counts.
             told_at = time.monotonic()
             now = _tell(core, f"{_SCOPE}/second", _state(stands) if stands.look() else None, lambda: False)
-            if now is not None:
-                _end_circle(core, now, told_at)
+            if now is not None and _end_circle(core, now, told_at):
+                _meet_after_end(core)
     except (_Left, RuntimeError, ValueError):  # the core was shut down, or its table is unusable
         pass
 
@@ -225,8 +226,23 @@ def _wait(core: Any, name: str, work: Any, goes_on: Callable[[], bool]) -> None:
                 core.give_up(name, f"rank {core.rank()} goes on", code="given_up", ranks=missing)
 
 
-def _end_circle(core: Any, states: Sequence[dict[str, Any] | None], told_at: float) -> None:
-    """Give up the operations in which the ranks of a circle waited when they told.
+def _meet_after_end(core: Any) -> None:
+    """Wait until all ranks of a circle have given up, also if the script ends meanwhile.
+
+    Otherwise the operations of the other ranks would fail since this rank has left, not with both halves.
+    """
+    numbers, sums = np.zeros(1), np.zeros(1)
+    name = f"{_SCOPE}/end"
+    work = core.submit_allreduce(name, [numbers], [sums], label=name)
+    began = time.monotonic()
+    while not work.wait(_POLL_S):
+        if time.monotonic() - began > _END_S:
+            process.keep(work)
+            break
+
+
+def _end_circle(core: Any, states: Sequence[dict[str, Any] | None], told_at: float) -> bool:
+    """Give up the operations in which the ranks of a circle waited when they told; whether there is a circle.
 
     Another rank may have given up the operation in which this rank waited. Then this rank has gone on, and what it has
     begun since belongs to no circle: the other ranks come there as soon as they have their error.
@@ -236,18 +252,19 @@ def _end_circle(core: Any, states: Sequence[dict[str, Any] | None], told_at: flo
     """
     circle = in_circle([None if state is None else state["waits"] for state in states])
     if not circle:
-        return
+        return False
     halves = "; ".join(_half(rank, states[rank]) for rank in circle[:8])
     more = f"; {len(circle) - 8} more ranks too" if len(circle) > 8 else ""
     text = f"{halves}{more}: they wait for each other. {_advice([states[rank]['name'] for rank in circle])}"
-    _log.warning("%s.", text)
     if core.rank() not in circle or not settings.value("MYKV_STALL_ABORT_S"):
-        return
+        _log.warning("%s.", text)  # other ranks get the error
+        return True
     for process_set in joined():
         for name, _, missing, _ in process_set._core.waiting("", time.monotonic() - told_at):
             if not name.startswith(_SCOPE) and set(missing).intersection(circle):
                 since = time.monotonic() - told_at
                 process_set._core.give_up(name, text, code="deadlock", ranks=circle, least_seconds=since)
+    return True
 
 
 def in_circle(waits: Sequence[Sequence[Sequence[int]] | None]) -> list[int]:

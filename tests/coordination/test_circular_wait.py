@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 import time
 
 import kvstore_plugin as mykv
@@ -65,6 +67,27 @@ def test_both_ranks_get_both_halves_and_the_next_call_works(how, rank, gather):
     assert time.monotonic() - began < _LIMIT
     clear_errors()
     gather("all have their error")
+
+
+def test_a_rank_that_has_its_error_and_ends_leaves_the_others_theirs(mpirun):
+    script = """
+        import time
+        import kvstore_plugin as mykv
+        import mxnet as mx
+        from kvstore_plugin.coordination import circular_wait
+
+        mykv.init()
+        find = circular_wait.in_circle
+        if mykv.rank() == 0:
+            circular_wait.in_circle = lambda waits: time.sleep(3) or find(waits)
+        try:
+            mykv.allreduce(mx.nd.ones(3), name="ab"[mykv.rank()]).asnumpy()
+        except mx.base.MXNetError as error:
+            print(f"on rank {mykv.rank()}: {error}", flush=True)
+        """
+    result = mpirun(2, textwrap.dedent(script), timeout=120)
+    for rank in range(2):
+        assert re.search(rf"on rank {rank}: .*rank 0 waits in .*'a'.*rank 1 waits in .*'b'", result.stdout), result.text
 
 
 _LINE = r" at test_circular_wait\.py:\d+"
