@@ -5,6 +5,9 @@ thread that looks once in a second whether the script is in such a wait. After s
 other ranks for which ranks each operation of this rank waits. If all ranks stand, they have all told each other, and
 compute the same: ranks of which every operation waits for another of these ranks can never go on.
 
+Where another thread of a script may go on, nothing is certain: that rank tells its operations shortly before the stall
+watch would warn of them, and all ranks warn with what they all have told.
+
 A rank that goes on takes its part back. All ranks tell twice, so that no rank decides by what was true before. Programs
 whose ranks do not wait for seconds exchange nothing.
 """
@@ -37,6 +40,7 @@ _PATIENCE_WITH_GPU_S = 60.0  # a thread that waits for a GPU sleeps, as a thread
 _POLL_S = 0.2
 _BYTES = 2048  # of what a rank tells
 _MOST_LETTERS = 200  # of the user's call
+_WARN_BEFORE = 0.8  # of MYKV_STALL_WARN_S
 _END_S = 5.0  # for which ranks wait at most until all have given up
 _JOIN_S = 10.0
 
@@ -82,22 +86,28 @@ process.follow(_Watch())
 
 
 def _run(core: Any) -> None:
-    stands = _Stands()
+    stands, slow = _Stands(), _SlowOperations()
     try:
         while not _ended.wait(_LOOK_EVERY_S):
-            if stands.look() < _patience():
-                continue
-            state = _state(stands)
+            state = _state(stands) if stands.look() >= _patience() else None
+            has_gone_on: Callable[[], bool] = stands.has_gone_on
+            if state is None:
+                state, has_gone_on = slow.state(), slow.have_gone_on
             if state is None:
                 continue
-            met = _tell(core, f"{_SCOPE}/first", state, lambda: stands.look() == 0)
+            met = _tell(core, f"{_SCOPE}/first", state, has_gone_on)
             if met is None:
                 continue
             # All ranks stood when they told. What is true now counts.
             told_at = time.monotonic()
-            now = _tell(core, f"{_SCOPE}/second", _state(stands) if stands.look() else None, lambda: False)
-            if now is not None and _end_circle(core, now, told_at):
+            state = _state(stands) if stands.look() else None
+            now = _tell(core, f"{_SCOPE}/second", state or slow.state(), lambda: False)
+            if now is None:
+                continue
+            if _end_circle(core, now, told_at):
                 _meet_after_end(core)
+            else:
+                slow.warn(now)
     except (_Left, RuntimeError, ValueError):  # the core was shut down, or its table is unusable
         pass
 
@@ -124,6 +134,44 @@ class _Stands:
             return 0.0
         return time.monotonic() - self._since
 
+    def has_gone_on(self) -> bool:
+        return self.look() == 0
+
+
+class _SlowOperations:
+    """Operations that have waited for long in a script of which another thread may go on: of these ranks only warn.
+
+    They tell a little before the stall watch warns, which knows the half of its own rank only.
+    """
+
+    def __init__(self) -> None:
+        self._least = self._begin = _WARN_BEFORE * settings.value("MYKV_STALL_WARN_S")
+        self._looked = 0.0
+        self._longest = 0.0
+
+    def have_gone_on(self) -> bool:
+        """Whether no operation has waited for long any more."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_EVERY_S:  # between hosts a look is a question to all hosts
+            self._looked = now
+            self._longest = max((seconds for _, seconds, _ in _waiting(self._begin)), default=0.0)
+            if self._longest == 0.0:
+                self._least = self._begin
+        return self._longest == 0.0
+
+    def state(self) -> dict[str, Any] | None:
+        """What this rank tells; None if no operation has waited long enough since the last warning."""
+        if not self._begin or deadlock_check.has_no_other_thread(threading.main_thread()) or self.have_gone_on():
+            return None
+        return _told(self._least, is_certain=False) if self._longest >= self._least else None
+
+    def warn(self, states: Sequence[dict[str, Any] | None]) -> None:
+        """Log the halves of ranks that wait for each other unless a thread goes on."""
+        circle = in_circle([None if state is None else state["waits"] for state in states])
+        self._least = 2 * max(self._longest, self._begin)
+        if circle and self._begin:
+            _log.warning("%s.", _text(circle, states, ", unless another thread of a script goes on"))
+
 
 def _is_wait(code: Any) -> bool:
     return any(code.co_filename.endswith(path) and code.co_name in names for path, names in _WAITS.items())
@@ -133,16 +181,24 @@ def _state(stands: _Stands) -> dict[str, Any] | None:
     """What this rank tells: for which ranks its operations wait, and where its script stands. None: it may go on."""
     if not deadlock_check.has_no_other_thread(threading.main_thread()) or _runs_custom_operator() or not _is_idle():
         return None
-    waits: list[tuple[str, list[int]]] = []
-    for process_set in joined():
-        waits += [
-            (name, sorted(missing))
-            for name, _, missing, _ in process_set._core.waiting("", 0.0)
-            if not name.startswith(_SCOPE)
-        ]
+    return _told(0.0, is_certain=True)
+
+
+def _waiting(least_seconds: float) -> list[tuple[str, float, list[int]]]:
+    """The operations of this rank that have waited so long: their names, for how long, and for which ranks."""
+    return [
+        (name, seconds, sorted(missing))
+        for process_set in joined()
+        for name, seconds, missing, _ in process_set._core.waiting("", least_seconds)
+        if not name.startswith(_SCOPE)
+    ]
+
+
+def _told(least_seconds: float, is_certain: bool) -> dict[str, Any] | None:
+    waits = [(name, missing) for name, _, missing in _waiting(least_seconds)]
     if not waits:
         return None
-    thread = threading.main_thread().ident
+    thread, frame = _standing()
     # If the script is inside a call of this package, the line of the script belongs to that call.
     name, first = next((one for one in waits if deadlock_check.call_of(thread, one[0])), waits[0])
     return {
@@ -150,7 +206,8 @@ def _state(stands: _Stands) -> dict[str, Any] | None:
         "call": deadlock_check.call_of(thread, name)[:_MOST_LETTERS],
         "waits": [list(one) for one in sorted({tuple(ranks) for _, ranks in waits})],
         "first": first,
-        "where": _place_in_script(),
+        "where": _place_in_script(frame),
+        "is_certain": is_certain,
     }
 
 
@@ -179,9 +236,21 @@ def _is_idle() -> bool:
     return busy <= 1
 
 
-def _place_in_script() -> str:
-    """The innermost line of the main thread that is neither MXNet's nor this package's."""
-    frame = sys._current_frames().get(threading.main_thread().ident)
+def _standing() -> tuple[int | None, Any]:
+    """The thread that waits, the main thread if several do or none does, and its frame."""
+    main = threading.main_thread().ident
+    frames = sys._current_frames()
+    for thread, innermost in sorted(frames.items(), key=lambda item: item[0] != main):
+        frame = innermost
+        while frame is not None:
+            if _is_wait(frame.f_code):
+                return thread, innermost
+            frame = frame.f_back
+    return main, frames.get(main or 0)
+
+
+def _place_in_script(frame: Any) -> str:
+    """The innermost line of a thread that is neither MXNet's nor this package's."""
     inside = (os.path.dirname(os.path.abspath(mx.__file__)) + os.sep, _PACKAGE)
     while frame is not None:
         path = os.path.abspath(frame.f_code.co_filename)
@@ -250,12 +319,10 @@ def _end_circle(core: Any, states: Sequence[dict[str, Any] | None], told_at: flo
     An operation that was given up has failed for all ranks, also for a rank that had not come yet: it gets the error
     when it comes. If it did not, its call would be matched with a later call of the other ranks.
     """
-    circle = in_circle([None if state is None else state["waits"] for state in states])
+    circle = in_circle([state["waits"] if state is not None and state["is_certain"] else None for state in states])
     if not circle:
         return False
-    halves = "; ".join(_half(rank, states[rank]) for rank in circle[:8])
-    more = f"; {len(circle) - 8} more ranks too" if len(circle) > 8 else ""
-    text = f"{halves}{more}: they wait for each other. {_advice([states[rank]['name'] for rank in circle])}"
+    text = _text(circle, states)
     if core.rank() not in circle or not settings.value("MYKV_STALL_ABORT_S"):
         _log.warning("%s.", text)  # other ranks get the error
         return True
@@ -265,6 +332,13 @@ def _end_circle(core: Any, states: Sequence[dict[str, Any] | None], told_at: flo
                 since = time.monotonic() - told_at
                 process_set._core.give_up(name, text, code="deadlock", ranks=circle, least_seconds=since)
     return True
+
+
+def _text(circle: Sequence[int], states: Sequence[Any], unless: str = "") -> str:
+    halves = "; ".join(_half(rank, states[rank]) for rank in circle[:8])
+    more = f"; {len(circle) - 8} more ranks too" if len(circle) > 8 else ""
+    advice = _advice([states[rank]["name"] for rank in circle])
+    return f"{halves}{more}: they wait for each other{unless}. {advice}"
 
 
 def in_circle(waits: Sequence[Sequence[Sequence[int]] | None]) -> list[int]:

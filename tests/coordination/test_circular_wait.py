@@ -173,6 +173,36 @@ def test_an_operation_is_told_as_the_users_call(name, call, shown):
     assert circular_wait._called(name, call) == shown
 
 
+@pytest.mark.parametrize("trains_in", ["main thread", "other thread"])
+def test_the_first_warning_has_both_halves_where_another_thread_may_go_on(trains_in, mpirun):
+    script = """
+        import sys, threading, time
+        import kvstore_plugin as mykv
+        import mxnet as mx
+
+        def train():
+            try:
+                mykv.allreduce(mx.nd.ones(3), name="ab"[mykv.rank()]).asnumpy()
+            except mx.base.MXNetError as error:
+                print("failed", flush=True)
+
+        mykv.init()
+        function, other = (train, time.sleep) if sys.argv[1] == "main" else (time.sleep, train)
+        thread = threading.Thread(target=other, args=[30] if other is time.sleep else [])
+        thread.start()
+        function(*[30] if function is time.sleep else [])
+        thread.join()
+        """
+    settings = {"MYKV_STALL_WARN_S": "12", "MYKV_STALL_ABORT_S": "24"}
+    result = mpirun(2, textwrap.dedent(script), *trains_in.split(), env=settings, timeout=120)
+    warnings = re.findall(r"mykv on rank (\d): (.*)", result.stderr)
+    for rank in "01":
+        first = next(text for by, text in warnings if by == rank)
+        halves = r"rank 0 waits in .*'a' for rank 1 at .*:\d+; rank 1 waits in .*'b' for rank 0 at .*:\d+: they wait"
+        assert re.match(halves, first), result.text
+    assert result.stdout.count("failed") == 2, result.text
+
+
 @pytest.mark.ranks(2, timeout=150)
 def test_a_rank_that_is_late_or_computes_is_waited_for(rank, gather):
     value = array(np.ones(3, "float32"))
@@ -200,7 +230,8 @@ def test_a_call_that_was_given_up_has_failed_for_a_rank_that_comes_later(rank, g
 @pytest.mark.ranks(2)
 def test_what_a_rank_has_begun_since_it_told_is_not_given_up(rank, gather):
     core = process.core
-    halves = [{"name": "x", "call": "", "waits": [[other]], "first": [other], "where": ""} for other in (1, 0)]
+    state = {"name": "x", "call": "", "where": "", "is_certain": True}
+    halves = [{**state, "waits": [[other]], "first": [other]} for other in (1, 0)]
     ones, sums = np.ones(3), np.zeros(3)
     gather("begin")
     if rank == 0:
