@@ -146,6 +146,7 @@ struct Failing {
 struct Failures {
   std::mutex mutex;
   std::map<ErrorCode, FailureCount> by_code;
+  std::string last_cause;  // the last error except refusals: a refusal often follows from an error before it
 };
 Failures& all_failures() { return usable_in_forks<Failures>(); }
 std::atomic<uint64_t> g_pushed_operations{0};
@@ -185,6 +186,21 @@ void count_failure(const Failure& error, const std::string& scope) {
   failures.last = error.text;
 }
 
+void note_cause(const Failure& error) {
+  if (error.code == ErrorCode::refused) return;
+  const std::lock_guard<std::mutex> lock(all_failures().mutex);
+  all_failures().last_cause = readable(error.text);
+}
+
+// Why an operation is refused that the engine leaves out. The engine does not tell the error of the array, and the
+// other ranks may know nothing of it.
+std::string inherited_error() {
+  const std::lock_guard<std::mutex> lock(all_failures().mutex);
+  const std::string& cause = all_failures().last_cause;
+  return "its array carries the error of an earlier operation" +
+         (cause.empty() ? "" : "; the last error of mykv on that rank: " + cause);
+}
+
 void fail(const EngineCallback& callback, Failure error, const std::string& scope) {
   error.text = readable(error.text);  // MXNet and pybind11 raise UnicodeDecodeError in place of an unreadable text
   count_failure(error, scope);
@@ -198,6 +214,7 @@ void complete(const EngineCallback& callback, const Failure* error, const std::s
     callback.call(callback.engine, callback.parameter, nullptr);
     return;
   }
+  note_cause(*error);
   fail(callback, kMykv + *error, scope);
 }
 
@@ -416,19 +433,19 @@ void* for_engine_of(const Api& api) {
 
 // Posts refusals for an operation that the engine does not call, so that the other ranks hear of it. False if the
 // engine has called it.
-bool refuse(Pushed& pushed, const char* reason) {
+bool refuse(Pushed& pushed, const std::string& reason) {
   if (pushed.taken.exchange(true)) return false;
   std::vector<Request> requests = std::move(pushed.call.requests);
   for (Request& request : requests) request.refusal = reason;
   const bool of_step = !requests.empty() && requests.front().step != StepPhase::none;
-  count_failure(std::string(reason), of_step ? scope_of(requests.front().name) : std::string());
+  count_failure(reason, of_step ? scope_of(requests.front().name) : std::string());
   post_all(pushed.runtime, std::move(requests), pushed.call.chained, [](const Failure*) {});
   return true;
 }
 
 void discard(void* parameter) {
   const std::unique_ptr<std::shared_ptr<Pushed>> pushed(static_cast<std::shared_ptr<Pushed>*>(parameter));
-  if (refuse(**pushed, "its array carries the error of an earlier operation")) (*pushed)->has_failed = true;
+  if (!(*pushed)->taken && refuse(**pushed, inherited_error())) (*pushed)->has_failed = true;
 }
 
 }  // namespace

@@ -296,7 +296,7 @@ def _wait(core: Any, name: str, work: Any, goes_on: Callable[[], bool]) -> None:
 
 
 def _meet_after_end(core: Any) -> None:
-    """Wait until all ranks of a circle have given up, also if the script ends meanwhile.
+    """Wait until all ranks of a circle have given up, even if the script ends meanwhile.
 
     Otherwise the operations of the other ranks would fail since this rank has left, not with both halves.
     """
