@@ -147,11 +147,15 @@ class Digest:
         lines = [_compared(line) for line in held]
         same = next((seen for seen in reversed(self._seen) if seen.lines == lines), None)
         exceptions = _exceptions(held)
-        text = (exceptions or [b""])[-1].strip()[:_MOST_LETTERS].decode(errors="ignore").encode()
+        last = (exceptions or [b""])[-1].strip()
+        text = last[:_MOST_LETTERS].decode(errors="ignore").encode()
         if same is not None:
             yield None, b"mykvrun: rank %d has written the same traceback as rank %d: %s\n" % (rank, same.rank, text)
         elif exceptions and _may_tell_of_others(held):
-            yield None, b"mykvrun: rank %d has failed too%s: %s\n" % (rank, _place(held), text)
+            yield (
+                None,
+                b"mykvrun: rank %d has failed too%s: %s\n" % (rank, _place(held), last),
+            )  # whole: mykvrun does not repeat it
         else:
             self._begin(rank, held[0])
             self._open[rank].lines[:] = lines

@@ -444,7 +444,7 @@ def test_a_traceback_of_several_workers_is_shown_once_and_each_other_worker_with
 
 
 def test_a_worker_whose_error_tells_of_another_worker_gets_one_line():
-    text = [b"mxnet.base.MXNetError: mykv: x: rank 1 ended with KeyError: 'label'"]
+    text = [b"mxnet.base.MXNetError: mykv: x: rank 1 ended with KeyError: 'label'" + 300 * b"."]
     frames = [b'  File "/v/site-packages/mxnet/base.py", line 246, in check_call', b"    raise get_last_ffi_error()"]
     first = [*_TRACEBACK, b"KeyError: 'label'"]
     shown = _shown(*((1, line) for line in first), *((0, line) for line in [*_TRACEBACK, *frames, *text]))
