@@ -66,6 +66,11 @@ class Place(NamedTuple):
     begin: int  # bytes
     view: NDArray
 
+    @property
+    def end(self) -> int:
+        """Bytes in front of what comes next in the bucket."""
+        return self.begin + _aligned(self.view.size * np.dtype(self.view.dtype).itemsize)
+
     def is_current(self) -> bool:
         """Whether the Parameter has this gradient array now."""
         parameter = self.parameter()

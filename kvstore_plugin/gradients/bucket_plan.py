@@ -189,16 +189,17 @@ def _bucket_operations(
     operations = []
     for number, (bucket, places) in enumerate(memory.in_place(members).items()):
         placed = [(members[place.parameter()], place.begin, place.view) for place in places]
-        operations.append(_in_place(f"{scope}/bucket{number}", reduction, bucket, placed))
+        # To the end of the last gradient: what is unused behind it may differ between the ranks.
+        count = max(place.end for place in places) // bucket.dtype.itemsize
+        operations.append(_in_place(f"{scope}/bucket{number}", reduction, bucket, placed, count))
     return operations
 
 
-def _in_place(name: str, reduction: Reduction, bucket: Bucket, placed: Sequence[tuple]) -> Operation:
+def _in_place(name: str, reduction: Reduction, bucket: Bucket, placed: Sequence[tuple], count: int) -> Operation:
     # Offsets matter, not only names: two ranks may have put the same gradients into a bucket in different orders.
     text = "; ".join(f"{member.label} at {begin} {view.shape}" for member, begin, view in placed)
     layout = f"of {len(placed)} gradients, layout {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
     handles = arrays.handles([view for _, _, view in placed])
-    count = bucket.used // bucket.dtype.itemsize
     priority = max(member.priority for member, _, _ in placed)
     wire = reduction.wire_of(bucket.dtype)
     members = [member for member, _, _ in placed]
@@ -206,7 +207,7 @@ def _in_place(name: str, reduction: Reduction, bucket: Bucket, placed: Sequence[
     options: dict[str, Any] = {"wire": wire} if wire else {}
     if reduction.store_optimizer is not None:
         update = _update(reduction.store_optimizer, name, members, priority, in_place=True)
-        options["shards"] = _shards(reduction.store_optimizer, bucket, placed)
+        options["shards"] = _shards(reduction.store_optimizer, bucket.dtype.itemsize, placed, count)
         handles += update.weights
 
     def prepare(name: str) -> Any:
@@ -225,16 +226,18 @@ def _in_place(name: str, reduction: Reduction, bucket: Bucket, placed: Sequence[
     return Operation(name, members, layout, push, priority, update, push_as)
 
 
-def _shards(store_optimizer: StoreOptimizer, bucket: Bucket, placed: Sequence[tuple]) -> list[tuple[int, int, int]]:
+def _shards(
+    store_optimizer: StoreOptimizer, itemsize: int, placed: Sequence[tuple], count: int
+) -> list[tuple[int, int, int]]:
     """The shards of a bucket: those of its gradients; a gap between gradients belongs to the shard before the gap."""
     pieces = [
-        (begin // bucket.dtype.itemsize + shard.begin, shard.owner)
+        (begin // itemsize + shard.begin, shard.owner)
         for member, begin, _ in sorted(placed, key=lambda place: place[1])
         for shard in store_optimizer.shards_of(member.key)
     ]
     runs = [piece for i, piece in enumerate(pieces) if i == 0 or piece[1] != pieces[i - 1][1]]
     begins = [0, *(begin for begin, _ in runs[1:])]
-    ends = [*begins[1:], bucket.used // bucket.dtype.itemsize]
+    ends = [*begins[1:], count]
     return [(begin, end - begin, owner) for begin, end, (_, owner) in zip(begins, ends, runs)]
 
 

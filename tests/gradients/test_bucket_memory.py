@@ -280,6 +280,28 @@ def test_gradients_to_other_arrays_do_not_count(rank, caplog):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_memory_that_one_rank_alone_has_used_behind_the_gradients_is_no_matter(rank, gather, on_store):
+    """As of a gradient that something held on the other rank alone, and that was in this bucket until it was moved."""
+    net = dense_network(0)
+    optimizer = ("sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    trainer = mykv.DistributedTrainer(net.collect_params(), *optimizer, update_on_kvstore=on_store)
+    _train(net, trainer, rank, range(2))
+    first = next(iter(structure(net).values()))
+    if rank == 0:
+        other = gluon.Parameter("other", shape=(9,))
+        other.initialize()
+        bucket_memory._owner(first).put_in_bucket(other)
+        del other
+    assert len(set(gather(bucket_memory._bucket_of(first).used))) == 2
+    for req in ("add", "write"):
+        _set_grad_req(net, req)
+    _train(net, trainer, rank, range(2, 4))
+    assert all(_shared(net))
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("form", _FORMS.values(), ids=_FORMS)
 @pytest.mark.parametrize("other", ["float64", "float16"])
 def test_cast_and_back_between_steps(rank, gather, form, other):
