@@ -297,7 +297,9 @@ std::vector<Part> Requests::waiting(double least_seconds, const std::string& nam
   }
   std::vector<Part> parts;
   for (auto& [posted, part] : oldest) parts.push_back(std::move(part));
-  std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.since < b.since; });
+  // This rank does not wait for what it has refused: only other ranks are to hear of it.
+  const auto order = [](const Part& part) { return std::pair(!part.posted->request.refusal.empty(), part.since); };
+  std::sort(parts.begin(), parts.end(), [&](const Part& a, const Part& b) { return order(a) < order(b); });
   return parts;
 }
 

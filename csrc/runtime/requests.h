@@ -215,7 +215,7 @@ class Requests {
   // Start (coarse_now_ns()) of the longest wait: of a part, or of the request that found no room; `now` if none waits.
   int64_t oldest(int64_t now);
   // The oldest part of each request that has waited for `least_seconds` until `*now` (coarse_now_ns()), the oldest
-  // first; only under `name`, unless it is empty.
+  // first, and then those that this rank has refused; only under `name`, unless it is empty.
   std::vector<Part> waiting(double least_seconds, const std::string& name, int64_t* now);
   // Name of the request that found no room in the host's table, and the start of its wait; 0: there is room.
   std::pair<std::string, int64_t> crowded_out();

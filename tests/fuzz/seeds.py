@@ -55,7 +55,7 @@ def named(module: str, name: str, protocol: int) -> bytes:
 
 def timeline() -> bytes:
     """The file of a rank with one operation."""
-    about = {"mykv": "0.1.0", "rank": 0, "size": 2, "host": "node1", "host_ranks": [[0, 1]], "job": "1"}
+    about = {"mykv": "1.2.3", "rank": 0, "size": 2, "host": "node1", "host_ranks": [[0, 1]], "job": "1"}
     call = {"operation": "x", "signature": "allreduce float32 (3,)", "turn": 0, "bytes": 12}
     waited = {"order": [1, 0], "late_ms": [0, 2.5], "host_order": [0], "host_late_ms": [0]}
     bar = {"ph": "X", "pid": 0, "tid": 1}

@@ -104,8 +104,9 @@ def _shards(members, used, dtype="float32"):
             shards[key].append(Shard(owner, at, count))
             at += count
         listed.append((BucketMember("", "", None, 0, None, key), begin, None))
-    bucket = SimpleNamespace(dtype=np.dtype(dtype), used=used)
-    return bucket_plan._shards(SimpleNamespace(shards_of=shards.__getitem__), bucket, listed)
+    itemsize = np.dtype(dtype).itemsize
+    optimizer = SimpleNamespace(shards_of=shards.__getitem__)
+    return bucket_plan._shards(optimizer, itemsize, listed, used // itemsize)
 
 
 def test_the_owner_of_a_shard_sums_its_elements_of_the_bucket():

@@ -145,13 +145,3 @@ def test_a_wrong_python_is_told_in_one_sentence(version):
         f"error: {sys.executable} is Python {version}, but mykv and MXNet need 3.8 to 3.14: "
         "use another, as in `python3.11 -m pip install .`.\n"
     )
-
-
-def test_the_page_counts_the_source_files(monkeypatch):
-    monkeypatch.syspath_prepend(str(_BACKEND))
-    from mykv_units import needs_of
-
-    root = _BACKEND.parent / "csrc"
-    needs = [needs_of(path, root) for path in root.rglob("*.cpp") if "testing" not in path.parts]
-    page = (root.parent / "docs/install.md").read_text()
-    assert f"Of {len(needs)} source files {needs.count(frozenset())} include neither `mpi.h` nor pybind11" in page
