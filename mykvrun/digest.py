@@ -167,7 +167,7 @@ def _compared(line: bytes) -> bytes:
 
 
 def _exceptions(lines: list[bytes]) -> list[bytes]:
-    """The lines of a traceback, and of those that it is chained to, that name exceptions."""
+    """The lines that name the exceptions of a traceback and of the tracebacks that are chained to it."""
     texts = [line for line in lines if line[:1] not in b" \t\r\n"]
     return [line for line in texts if not _TRACEBACK.fullmatch(line) and not _CHAIN.match(line)]
 

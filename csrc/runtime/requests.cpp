@@ -297,7 +297,7 @@ std::vector<Part> Requests::waiting(double least_seconds, const std::string& nam
   }
   std::vector<Part> parts;
   for (auto& [posted, part] : oldest) parts.push_back(std::move(part));
-  // This rank does not wait for what it has refused: only other ranks are to hear of it.
+  // Refused requests come last: this rank does not wait for them. They stay until the other ranks know the refusal.
   const auto order = [](const Part& part) { return std::pair(!part.posted->request.refusal.empty(), part.since); };
   std::sort(parts.begin(), parts.end(), [&](const Part& a, const Part& b) { return order(a) < order(b); });
   return parts;

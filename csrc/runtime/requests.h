@@ -214,8 +214,8 @@ class Requests {
   Under under_way();
   // Start (coarse_now_ns()) of the longest wait: of a part, or of the request that found no room; `now` if none waits.
   int64_t oldest(int64_t now);
-  // The oldest part of each request that has waited for `least_seconds` until `*now` (coarse_now_ns()), the oldest
-  // first, and then those that this rank has refused; only under `name`, unless it is empty.
+  // The oldest part of each request that has waited for `least_seconds` until `*now` (coarse_now_ns()). The oldest come
+  // first, and requests that this rank has refused come last. If `name` is not empty: only requests of that name.
   std::vector<Part> waiting(double least_seconds, const std::string& name, int64_t* now);
   // Name of the request that found no room in the host's table, and the start of its wait; 0: there is room.
   std::pair<std::string, int64_t> crowded_out();

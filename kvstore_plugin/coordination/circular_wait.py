@@ -52,6 +52,7 @@ _WAITS = {
 }
 _TRAINER = re.compile(r"(?:[^/]+/)??(?:set\d+\.)?(?:gluon\.T|t)rainer\d+(?=/)")  # at the beginning of a name
 _STORE = re.compile(r"(?:set\d+\.)?kv\d+(?=/)")
+_STATES = re.compile(r"(?:set\d+\.)?broadcast_states\d+/")
 _CHECKPOINT = re.compile(r"(?P<owner>.+?)/checkpoint(?:/|\Z)")
 _CUSTOM = os.path.join("mxnet", "operator.py"), os.path.join("compat", "recorded.py")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -74,7 +75,7 @@ class _Watch(process.Follower):
         _thread.start()
 
     def leaving(self) -> None:
-        """Stop before Python exits, since a thread that returns from the core then ends the process."""
+        """Stop before Python exits: then a thread that is in the core never returns from it."""
         global _thread
         if _thread is not None:
             _ended.set()
@@ -139,9 +140,9 @@ class _Stands:
 
 
 class _SlowOperations:
-    """Operations that have waited for long in a script of which another thread may go on: of these ranks only warn.
+    """Operations that have waited for long, in a script in which another thread may go on. They only get a warning.
 
-    They tell a little before the stall watch warns, which knows the half of its own rank only.
+    The ranks tell each other of them shortly before the stall watch warns, since that knows its own rank's half alone.
     """
 
     def __init__(self) -> None:
@@ -390,11 +391,11 @@ def _called(name: str, call: str) -> str:
         return "an operation without a name"
     if rest.startswith("backward of "):
         return f"the {rest}"
-    if rest.startswith("broadcast_states/"):
+    if _STATES.match(name):
         return "broadcast_states()"
     if rest.startswith("first use of "):
         return f"the {rest}"
-    if re.fullmatch(r"(set\d+\.)?kv\d+", scope):
+    if _STORE.match(name):
         return f"a push or pull of key {rest} of {scope}"
     return f"{rest}()" if scope == "world" and rest.isidentifier() else name
 

@@ -36,7 +36,7 @@ class SparseReducer(SharedReducer):
     scope, named, keys
         As for `DenseReducer`.
     reduction, when_moved
-        As for `SharedReducer`. The reduction's fields about packing are not used here.
+        As for `SharedReducer`. The reduction's fields about buckets are not used here.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A step of a DistributedTrainer: its sequence, what it counts, and what the other workers learn if it fails here."""
+"""The step of a DistributedTrainer: its sequence and counts, and what it tells the other workers when it fails."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def begin(core: Any) -> None:
 
 
 def end(core: Any) -> None:
-    """Stop watching; called before Python exits, since a thread that returns from the core then ends the process."""
+    """Stop watching, before Python exits: then a thread that is in the core never returns from it."""
     global _thread
     if _thread is not None:
         core.end_stall_watch()

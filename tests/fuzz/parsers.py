@@ -128,7 +128,7 @@ def hostfile(data: bytes) -> None:
 
 
 def timeline(data: bytes) -> None:
-    """A file that `python -m kvstore_plugin.timeline` reads: what it accepts becomes a page and a trace."""
+    """A file for `python -m kvstore_plugin.timeline`. If it is accepted, a page and a trace are made of it."""
     with contextlib.suppress(recording.TimelineError):
         with without_effects():
             one = recording.parse(data, "file")

@@ -25,6 +25,7 @@ from .pieces import Net, Values, loss_of, parameters
 from mxnet import autograd, gluon  # isort: skip
 
 _LATE_S = 200.0  # how much later a worker may come to the end of a program than the others
+_TOLERANCE = {"float32": 2e-4, "float64": 2e-6}  # scalars of operators are float32
 FORMS = ["own", "own on the store", "stock", "stock on the store"]
 
 
@@ -255,6 +256,19 @@ class Course:
         """Wait for the other workers."""
         if not self.is_alone:
             mykv.barrier()
+
+
+def difference(program: Program, got: list, right: list) -> str:
+    """Where a run first differs from the right one; empty if nowhere."""
+    tolerance = _TOLERANCE[program.dtype]
+    for number, ((name, ours), (_, theirs)) in enumerate(zip(got, right)):
+        if set(ours) != set(theirs):
+            return f"after piece {number}, {name}: parameters {sorted(ours)} and {sorted(theirs)}"
+        apart = {key: float(np.abs(ours[key] - theirs[key]).max()) for key in ours}
+        worst = max(apart, key=lambda key: apart[key] if np.isfinite(apart[key]) else np.inf)
+        if not apart[worst] <= tolerance * (1 + float(np.abs(theirs[worst]).max())):
+            return f"after piece {number}, {name}: {worst} by {apart[worst]:.3g}"
+    return "" if len(got) == len(right) else f"{len(got)} pieces and {len(right)}"
 
 
 def together(course: Course) -> tuple[list, str]:

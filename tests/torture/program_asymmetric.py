@@ -9,11 +9,10 @@ import hashlib
 import random
 
 import kvstore_plugin as mykv
-import numpy as np
 from mpi4py import MPI
 
 from . import pieces
-from .course import FORMS, Program, sequence, together
+from .course import FORMS, Program, difference, sequence, together
 from .disturbances import Disturbance
 from .loop import loop
 from .symmetric_pieces import Symmetric
@@ -105,16 +104,6 @@ def _digests(trace: list) -> list[str]:
     return found
 
 
-def _are_near(trace: list, other: list) -> bool:
-    pairs = zip(trace, other)
-    return all(
-        np.allclose(one, also[name], rtol=1e-3, atol=1e-4)
-        for (_, values), (_, also) in pairs
-        for name, one in values.items()
-        if "running" not in name
-    )
-
-
 def _has_no_judge(program: Program) -> bool:
     """Whether MXNet alone, without a store, trains other weights when it is hybridized, or disturbed.
 
@@ -122,7 +111,7 @@ def _has_no_judge(program: Program) -> bool:
     parameters were initialized again.
     """
     trace = Symmetric(program, is_alone=True).all()
-    if program.hybrid and not _are_near(trace, Symmetric(program, is_alone=True, is_hybrid=False).all()):
+    if program.hybrid and difference(program, trace, Symmetric(program, is_alone=True, is_hybrid=False).all()):
         return True
     undisturbed = _digests(trace)
     course = _Disturbed(program, is_alone=True)

@@ -9,17 +9,15 @@ import random
 from typing import Any
 
 import kvstore_plugin as mykv
-import numpy as np
 from harness.support import checksum
 from mpi4py import MPI
 
 from . import pieces
-from .course import FORMS, Program, sequence, together
+from .course import FORMS, Program, difference, sequence, together
 from .idiom_pieces import Idioms
 from .loop import loop
 
 _LIMIT = 400.0  # seconds for one program
-_TOLERANCE = {"float32": 2e-4, "float64": 2e-6}  # scalars of operators are float32
 _STARTS = {
     "plain": 2.0,
     "held": 2.0,
@@ -95,19 +93,6 @@ def drawn(seed: int) -> Program:
     )
 
 
-def _difference(program: Program, got: list, right: list) -> str:
-    """Where a run first differs from the right one; empty if nowhere."""
-    tolerance = _TOLERANCE[program.dtype]
-    for number, ((name, ours), (_, theirs)) in enumerate(zip(got, right)):
-        if set(ours) != set(theirs):
-            return f"after piece {number}, {name}: parameters {sorted(ours)} and {sorted(theirs)}"
-        apart = {key: float(np.abs(ours[key] - theirs[key]).max()) for key in ours}
-        worst = max(apart, key=lambda key: apart[key] if np.isfinite(apart[key]) else np.inf)
-        if not apart[worst] <= tolerance * (1 + float(np.abs(theirs[worst]).max())):
-            return f"after piece {number}, {name}: {worst} by {apart[worst]:.3g}"
-    return "" if len(got) == len(right) else f"{len(got)} pieces and {len(right)}"
-
-
 def run(seed: int) -> tuple[list[str], bool]:
     """Run one program; returns what was wrong, and whether there is no judge of it."""
     program = drawn(seed)
@@ -122,10 +107,10 @@ def run(seed: int) -> tuple[list[str], bool]:
         return [f"{what}: the weights or updates differ between ranks"], False
     judge = Idioms(program, is_alone=True)
     right = judge.all()
-    wrong = _difference(program, got, right)
+    wrong = difference(program, got, right)
     if not wrong and updates != judge.optimizer.num_update:
         wrong = f"{updates} updates in place of {judge.optimizer.num_update}"
-    if wrong and _difference(program, right, Idioms(program, is_alone=True, is_hybrid=False).all()):
+    if wrong and difference(program, right, Idioms(program, is_alone=True, is_hybrid=False).all()):
         return [], True  # MXNet itself is wrong where a network with static_alloc has had grad_req 'add'
     return [f"{what}: differs {wrong}"] if wrong else [], False
 
