@@ -24,7 +24,8 @@ _COMPRESS_BYTES = 4096
 _DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "int64"]
 _FUNCTIONS = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
 _WIRES = ["float16", "bfloat16", "2bit threshold=0.5", "topk k=0.01", "onebit", "randomk k=0.1", "dithering k=7"]
-_MOST_OF_A_CORE = 0.05
+_MOST_OF_A_CORE = 0.1  # sleeping takes 0.01 to 0.1 on a busy machine, spinning takes all that it can get
+_MOST_TRIES = 10
 _WAIT_S = 60.0
 
 
@@ -165,16 +166,18 @@ def part_of_the_ranks() -> None:
 
 
 def waiting() -> None:
-    """A rank that waits for one of another host sleeps; the best of three, since the machine is shared."""
+    """A rank that waits for one of another host sleeps; the best of some tries, since the machine is shared."""
     array, shares = np.ones(1000), []
-    for _ in range(3):
+    for _ in range(_MOST_TRIES):
         COMM.barrier()
         if RANK == SIZE - 1:
             time.sleep(0.6)
         begin, cpu = time.perf_counter(), time.process_time()
         wait(core.submit_allreduce("late", [array], [array]))
         shares.append((time.process_time() - cpu) / (time.perf_counter() - begin))
-    assert RANK == SIZE - 1 or min(shares) < _MOST_OF_A_CORE, shares
+        if COMM.allreduce(RANK == SIZE - 1 or shares[-1] < _MOST_OF_A_CORE, MPI.LAND):
+            return
+    raise AssertionError(shares)
 
 
 def values(rank: int, count: int, dtype: str = "float32") -> np.ndarray:
