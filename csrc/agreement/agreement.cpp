@@ -39,7 +39,7 @@ std::vector<LateRank> LateHosts::ranks() {
 
 namespace {
 
-constexpr int kMostTaken = 256;  // messages between two looks at other work
+constexpr int kMostTaken = 256;  // messages handled before other work is checked
 
 Message departure(Message::Type type, int rank, const Failure& reason) {
   Message m;
@@ -84,7 +84,7 @@ void Agreement::announce(uint32_t index, uint32_t sequence_numbers, std::optiona
     m.signature = table_.text_of(record);
   }
   outstanding_.add({m.key.high, m.key.low}, carried.has_value());
-  // Valid for all hosts: they bring the same operation, or it does not run.
+  // Valid for all hosts: they have the same operation, or it does not run.
   Pending& pending = pending_[{m.key.high, m.key.low}];
   pending.sequence_numbers = sequence_numbers;
   pending.bytes = by_nccl || carried ? 0 : entry.operation.bytes();
@@ -121,7 +121,7 @@ void Agreement::depart(int rank, const Failure& reason) {
 
 void Agreement::depart_alone(int rank, const Failure& reason) {
   const Message m = departure(Message::Type::lost, rank, reason);
-  if (speaks()) outbox_.down(m);  // rank 0 may have ended, or send nothing that passes this rank
+  if (speaks()) outbox_.down(m);  // rank 0 may have ended, and its messages may not reach hosts below this rank
   if (world_.rank() == 0) {
     outbox_.past_children(m);
   } else {
@@ -144,8 +144,7 @@ bool Agreement::progress() {
   return send_ready() || taken;
 }
 
-// What this host has announced is held back while earlier announcements have no answer, so that a step's operations
-// share messages.
+// Announcements are held back while earlier announcements have no answer, so that a step's operations share messages.
 bool Agreement::send_ready() { return outbox_.send_ready(outstanding_.count() > outbox_.held()); }
 
 void Agreement::handle(Message m, int from) {
@@ -185,12 +184,12 @@ void Agreement::take_verdict(Message m) {
   if (has_result) results_[key] = std::move(m.values);
   if (table_.agree(m.key, m.number, m.error, m.placement, has_result)) return;
   results_.erase(key);
-  // The other hosts begin the operation, so they must hear that this host does not.
+  // The other hosts begin the operation, so they must be told that this host does not.
   if (table_.departed_rank() >= 0) throw table_.departed();
 }
 
-// Rank 0 tells every host, also the sender, in the order of its verdicts: all hosts see the same operations agreed on
-// before this message and none after it.
+// Rank 0 tells every host, including the sender, in the order of its verdicts: on all hosts the same operations were
+// agreed on before this message, and none after it.
 void Agreement::depart(const Message& m) {
   if (tree_.is_root() && departed_.empty()) {
     departed_ = Departed(static_cast<int>(m.number), m.error).failure();
@@ -353,8 +352,8 @@ void Agreement::decide(const Key& key, Pending pending, int64_t now) {
   }
 }
 
-// Of a carried operation: the values of all branches that have announced it, in the order of the tree; else nothing.
-// `whole`: of all hosts, so that it is the result.
+// Combines the values of a carried operation from all branches that have announced it, in the order of the tree; empty
+// for other operations. `whole`: all hosts are included, so this is the result.
 std::vector<char> Agreement::combined(const Pending& pending, bool whole) const {
   if (!pending.carried) return {};
   const Operation& op = *pending.carried;

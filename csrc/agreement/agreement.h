@@ -15,12 +15,12 @@
 // level.
 //
 // The messages go through a tree of hosts (host_tree.h). A host in the middle announces an operation when all hosts
-// below it have announced it; verdicts and ends go down the same way, so that every host sees them in one order. Of a
-// rank that breaks down, which passes no more messages on, rank 0 tells every host directly. Such a host may miss
-// verdicts that others have got. An operation in slices then fails on the others too, which a notice (transport/mpi)
-// tells them. A carried operation has its result on the hosts with the verdict, and an error on the others.
+// below it have announced it; verdicts and ends go down the same way, so that every host sees them in one order. A rank
+// that breaks down passes on no more messages, so rank 0 tells every host directly. Its host may miss verdicts that
+// other hosts have received. An operation in slices then fails on the other hosts too, through a notice
+// (transport/mpi). A carried operation has its result on the hosts with the verdict, and an error on the others.
 //
-// Texts are sent once for each operation, later their number.
+// Each text is sent once; later messages carry its number.
 #pragma once
 
 #include <mpi.h>
@@ -84,7 +84,7 @@ class LateHosts {
 
 class KnownTexts {
  public:
-  // A rank sends a pair again before it has sent so many others.
+  // A rank sends a pair again before it has sent this many other pairs.
   static constexpr size_t kRemembered = 1 << 13;
 
   struct Texts {
@@ -119,9 +119,9 @@ class Agreement {
 
   // Whether this rank speaks for its host.
   bool speaks() const { return world_.hosts().size() > 1 && world_.local_rank() == 0; }
-  // All ranks of this host have arrived at the entry, which takes so many `sequence_numbers`. `carried`: what this host
-  // brings to a carried operation: its sum; to a broadcast the root's host brings the values, other hosts nothing.
-  // `error`: why the operation failed on this host; empty: it did not.
+  // All ranks of this host have arrived at the entry, which uses `sequence_numbers` numbers. `carried`: this host's
+  // contribution to a carried operation: its sum, or for a broadcast the values (root's host) or nothing. `error`: why
+  // the operation failed on this host; empty: it did not.
   void announce(uint32_t entry, uint32_t sequence_numbers, std::optional<std::vector<char>> carried, Failure error);
   // The result of a carried operation that has its verdict. Forgets it.
   std::vector<char> take_result(const Key& key);
@@ -129,8 +129,8 @@ class Agreement {
   void done(uint64_t sequence);
   // A rank of this host or of another host has left.
   void depart(int rank, const Failure& reason);
-  // The same, called by any rank that breaks down, or ends without an answer of rank 0: it only tells rank 0 and the
-  // hosts below it, or as rank 0 all hosts.
+  // The same for a rank that breaks down or ends without an answer from rank 0: it tells only rank 0 and the hosts
+  // below; rank 0 tells all hosts.
   void depart_alone(int rank, const Failure& reason);
   // Sends, receives and answers; false if there was nothing to do.
   bool progress();
@@ -145,9 +145,9 @@ class Agreement {
   std::vector<LateRank> late_ranks() { return observed_.late.ranks(); }
   // Whether verdicts are outstanding or messages are being sent: poll often.
   bool polling() const { return outstanding_.count() > 0 || sending(); }
-  // Whether rank 0 has told this host that a rank has left; rank 0 then needs no word about it from this host.
+  // Whether rank 0 has told this host that a rank has left; then this host need not tell rank 0.
   bool closed() const { return closed_; }
-  // Whether messages are still on their way out.
+  // Whether messages are still being sent.
   bool sending() const { return outbox_.sending(); }
   // No message is under way, in either direction.
   bool quiet() const { return !sending() && inbox_.quiet(); }
@@ -236,10 +236,10 @@ class Agreement {
   std::map<KeyNumbers, std::vector<char>> results_;  // of carried operations
   KnownTexts texts_;
   struct {
-    std::unordered_set<uint64_t> here;   // numbers of the texts of this host that texts_ has got ...
-    std::unordered_set<uint64_t> above;  // numbers of the texts that the host above has got
+    std::unordered_set<uint64_t> here;   // numbers of this host's texts that texts_ has
+    std::unordered_set<uint64_t> above;  // numbers of the texts that the host above has received
   } told_;
-  bool closed_ = false;  // no more operation is agreed on
+  bool closed_ = false;  // no further operations are agreed on
 
   // Used by rank 0 only.
   uint64_t next_sequence_ = 1;

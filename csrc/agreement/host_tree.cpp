@@ -12,7 +12,7 @@ HostTree::HostTree(const World& world, size_t fan_out)
       host_(static_cast<size_t>(world.host())),
       parent_(world.hosts()[host_ == 0 ? 0 : parent_of(host_)][0]) {
   const std::vector<std::vector<int>>& hosts = world.hosts();
-  // From the last host up, since a host's children come behind it.
+  // From the last host to the first, since a host's children come after it.
   std::vector<size_t> below(hosts.size());
   for (size_t host = hosts.size(); host-- > 0;) {
     below[host] += hosts[host].size();
@@ -29,8 +29,7 @@ HostTree::HostTree(const World& world, size_t fan_out)
 size_t HostTree::branch_of(int from) const {
   if (from == world_.hosts()[host_][0]) return 0;
   const auto child = std::find(children_.begin(), children_.end(), from);
-  if (child == children_.end())
-    throw Error("mykv received a message from a rank that sends none (different versions?)");
+  if (child == children_.end()) throw Error("mykv received a message from an unexpected rank (different versions?)");
   return 1 + static_cast<size_t>(child - children_.begin());
 }
 

@@ -1,4 +1,4 @@
-// The tree in which the hosts' first ranks pass on what they agree on, so that no rank sends to or hears from more
+// The tree through which the hosts' first ranks pass on their agreements, so that no rank sends to or hears from more
 // hosts than the fan-out. The host of rank 0 is the root; with at most fan_out + 1 hosts all others are its children.
 #pragma once
 
@@ -19,7 +19,7 @@ class HostTree {
   const std::vector<int>& children() const { return children_; }
   // Whether some hosts are not children of the root.
   bool is_deep() const { return world_.hosts().size() > fan_out_ + 1; }
-  // What announces an operation here: this host, and each child for all hosts below it.
+  // Sources of announcements here: this host, and each child on behalf of all hosts below it.
   size_t branches() const { return 1 + children_.size(); }
   // The position of a branch in the order in which values are combined: this host first. Throws Error if `from` is
   // neither this rank nor a child.

@@ -1,5 +1,5 @@
-// How a rank asks the other hosts for the state of operations. Each host's first rank answers from its table. Without
-// questions no messages are sent.
+// Asks the other hosts for the state of operations. Each host's first rank answers from its table. Without questions no
+// messages are sent.
 #pragma once
 
 #include <vector>

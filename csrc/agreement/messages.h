@@ -1,5 +1,5 @@
 // The messages of the hosts' first ranks about operations (agreement.h), and their encoding for MPI: several messages
-// behind each other. A message from another host is checked before it is used.
+// in a row. A message from another host is checked before it is used.
 #pragma once
 
 #include <cstddef>
@@ -66,7 +66,7 @@ struct Message {
     give_up = 4,  // any rank to rank 0
     end = 5,      // rank 0 to all
     ended = 6,    // the answer to `end`, if there was something to end
-    lost = 7,     // as depart, of a rank that has broken down: it passes no more messages on
+    lost = 7,     // like depart, of a rank that has broken down and passes on no more messages
   };
 
   Type type = Type::announce;
@@ -104,7 +104,7 @@ struct OperationStates {
   uint64_t question = 0;                  // number of the question
   std::vector<std::vector<int>> missing;  // for each key: ranks of the host that have not arrived ...
   std::vector<std::vector<int>>
-      through;                    // ... and ranks that have arrived but do not wait: they have refused, or it has ended
+      through;  // ... and ranks that have arrived but do not wait: they refused, or the operation has ended
   std::vector<int> unresponsive;  // ranks of the host without a heartbeat for some seconds
 };
 

@@ -1,4 +1,4 @@
-// What the first rank of a host sends to other hosts about operations. Messages that are ready at the same time are
+// Messages from the first rank of a host to other hosts about operations. Messages that are ready at the same time are
 // sent as one.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace mykv {
 
-// Messages to other ranks that are on their way. Their bytes are kept until MPI does not read them any more.
+// Messages to other ranks that are being sent. Their bytes are kept until MPI does not read them any more.
 
 class Sendings {
  public:
@@ -47,19 +47,19 @@ class Outbox {
   Outbox(const World& world, const HostTree& tree, int tag)
       : world_(world), tree_(tree), tag_(tag), sendings_(world.control()) {}
 
-  // To the host above. A message that may wait is sent with the next one that may not, or as send_ready() says.
+  // To the host above. A message that may wait is sent with the next message that may not, or by send_ready().
   void up(const Message& message, bool may_wait);
   // To the hosts below.
   void down(const Message& message);
-  // To rank 0, also by ranks that do not speak for their host.
+  // To rank 0. Any rank may call it.
   void to_rank_0(const Message& message);
-  // To the hosts that are not below this one, without passing through others; behind what goes down.
+  // Directly to the hosts that are not children of this one, after the messages of down().
   void past_children(const Message& message);
   // Sends what is ready; true if messages were sent. With `may_hold`, messages that may wait are kept for up to 200 us.
   bool send_ready(bool may_hold);
   // The number of messages that wait.
   size_t held() const { return held_; }
-  // Whether messages are still on their way out.
+  // Whether messages are still being sent.
   bool sending() const { return !(sendings_.empty() && up_.empty() && down_.empty() && direct_.empty()); }
   const Traffic& sent() const { return traffic_; }
 

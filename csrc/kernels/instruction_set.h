@@ -1,5 +1,5 @@
-// What the file of an instruction set offers to the dispatcher. Only plain data and function pointers: such a file is
-// compiled with instructions that this CPU may lack, so no inline code may be shared with it.
+// The interface between the file of an instruction set and the dispatcher. Only plain data and function pointers: such
+// a file is compiled with instructions that this CPU may lack, so no inline code may be shared with it.
 #pragma once
 
 #include "kernels/dtype.h"

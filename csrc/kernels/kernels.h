@@ -27,8 +27,8 @@ namespace mykv {
 void reduce(DType dtype, ReduceOp op, const void* const* inputs, int n_inputs, void* const* outputs, int n_outputs,
             size_t count, double scale);
 
-// The type of what a part of the inputs gives, if the rest is reduced elsewhere: then sums and products of float16 and
-// bfloat16 too are rounded once, and may be larger on the way than their type allows.
+// The type of partial results, which are reduced further elsewhere: float32 for sums and products of float16 and
+// bfloat16, so that they are rounded once and partial results may exceed the range of their type.
 inline DType partial_type(DType dtype, ReduceOp op) {
   const bool half = dtype == DType::float16 || dtype == DType::bfloat16;
   return half && (op == ReduceOp::sum || op == ReduceOp::product) ? DType::float32 : dtype;

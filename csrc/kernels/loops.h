@@ -224,12 +224,12 @@ static void convert_on_this_path(const ConvertCall& call) {
 
 namespace {
 
-// Element i goes into sum i % kSquareSums on every path, so the bits are the same. One sum would wait for itself in
-// each addition; 16 sums keep the adders of AVX-512, AVX2 and SSE2 busy.
+// Element i goes into sum i % kSquareSums on every path, so the bits are the same. A single sum would be bound by the
+// latency of additions; 16 sums keep the adders of AVX-512, AVX2 and SSE2 busy.
 constexpr size_t kSquareSums = 16;
 
-// The CPU's own prefetching stops at the end of a page, and this loop is faster than memory: so it asks for cache lines
-// one page ahead. 50 MB took 0.6 of the time without.
+// Hardware prefetching stops at the end of a page, and this loop outruns memory, so it prefetches one page ahead: 50 MB
+// take 0.6 times as long as without.
 constexpr size_t kAheadBytes = 4096;
 constexpr size_t kLineBytes = 64;
 

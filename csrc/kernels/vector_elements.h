@@ -50,7 +50,7 @@ MYKV_INLINE V select(decltype(V{} < V{}) mask, V yes, V no) {
   return mask ? yes : no;
 }
 
-// Ties go to a, the earlier input; a NaN on either side stays. Integers are never != themselves: no cost there.
+// Ties go to a, the earlier input; a NaN on either side stays. For integers the compiler drops the test.
 template <ReduceOp op, typename V>
 MYKV_INLINE V combine_lanes(V a, V b) {
   if constexpr (op == ReduceOp::sum) return a + b;
@@ -59,7 +59,7 @@ MYKV_INLINE V combine_lanes(V a, V b) {
   if constexpr (op == ReduceOp::max) return select<V>((b > a) | (b != b), b, a);
 }
 
-// Multiplying by a scale of 1 changes nothing but NaNs, which get replaced: no branch.
+// No branch for a scale of 1: it changes only NaNs, which are replaced anyway.
 template <typename T>
 MYKV_INLINE Vector<T> scale_lanes(Vector<T> value, double scale) {
   value = value * static_cast<T>(scale);
@@ -165,7 +165,7 @@ struct HalfElements {
   }
 };
 
-// Even and odd elements, which takes no shuffle in either direction.
+// Even and odd elements, which need no shuffle in either direction.
 struct BFloat16Format {
   static constexpr bool kAlternate = true;
   MYKV_INLINE FloatPair widen(const char* p) {

@@ -1,4 +1,4 @@
-// What a runtime is built on: the world, the host's table, this rank's memory, and the ways to the other ranks.
+// Everything that a runtime uses: the world, the host's table, this rank's memory, and the transports.
 #pragma once
 
 #include <cstddef>
@@ -16,14 +16,12 @@
 
 namespace mykv {
 
-// The settings of a runtime.
-
 struct RuntimeOptions {
   WorldOptions world;
   // Larger requests are cut into parts of this size, so that copying in, reducing and copying out overlap and stay in
   // cache. The same on all ranks.
   size_t part_bytes = 512 << 10;
-  // Memory for the slots of parts under way: small enough to stay in cache. It is exceeded only when nothing moves.
+  // Memory for the slots of parts under way: small enough to stay in cache. Exceeded only while no operation advances.
   size_t staging_bytes = 4 << 20;
   NetworkOptions network;
   // Arrays of fewer bytes are not compressed between hosts: there is little to gain. The same on all ranks.
@@ -44,7 +42,7 @@ struct RuntimeContext {
   bool several_hosts() const { return world.hosts().size() > 1; }
   // The global ranks of this host.
   const std::vector<int>& host() const { return world.hosts()[static_cast<size_t>(world.host())]; }
-  // What messages call this rank.
+  // This rank's number in messages.
   int label() const { return world.label(world.rank()); }
   Bell& bell() { return table.bell(world.local_rank()); }
 
@@ -57,7 +55,7 @@ struct RuntimeContext {
   Region region;
   gpu::PinnedSlots pinned;  // used by the runtime's thread only
   const std::unique_ptr<Transport> transport;
-  const std::unique_ptr<NcclTransport> nccl;  // null: NCCL does not serve all ranks
+  const std::unique_ptr<NcclTransport> nccl;  // null: not all ranks can use NCCL
   Agreement agreement;
   Inquiry inquiry;
 };

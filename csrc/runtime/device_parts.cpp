@@ -24,7 +24,7 @@ size_t index_of(const std::vector<Element>& elements, const Element& element) {
   return static_cast<size_t>(&element - elements.data());
 }
 
-// Notes the copies that were begun; false if they cannot be tracked, so that it is unknown when they end.
+// Tracks the copies that were begun; false if that fails, so that their end stays unknown.
 bool track(gpu::CopyStreams& streams, gpu::Copies* copies) {
   try {
     *copies = streams.begun();
@@ -86,7 +86,7 @@ void DeviceParts::begin(Part part) {
   note_problem();
 }
 
-// Tells once that slots are not pinned.
+// Reports once that slots are not pinned.
 void DeviceParts::note_problem() {
   const std::string& problem = context_.pinned.problem();
   if (problem.empty() || std::exchange(told_, true)) return;
@@ -299,7 +299,7 @@ void DeviceParts::wait_for_copies() {
     try {
       parts_.leave_entry(copying.part, {}, {copying.begun, copying.begun == 0 ? 0 : now_ns()});
     } catch (const Error&) {
-      // There was a verdict on the table later; the result is still valid.
+      // The verdict on the table came later; the result is still valid.
     }
   }
 }

@@ -1,6 +1,6 @@
-// The life of a part whose arrays are on GPUs and go through slots in host memory, where it differs from parts.h. A
-// stream of the runtime copies the part into its slot; then the part arrives in the host's table. At the end a stream
-// copies the result out. The thread polls the GPUs and never blocks on them.
+// Parts whose arrays are on GPUs and are staged in host memory: the differences from parts.h. A stream of the runtime
+// copies the part into its slot; then the part arrives in the host's table. At the end a stream copies the result out.
+// The thread polls the GPUs and never blocks on them.
 #pragma once
 
 #include <cstdint>
@@ -30,14 +30,14 @@ class DeviceParts {
   void begin(Part part);
   // All ranks have reduced a part, or it has an error: begins to copy the result out.
   void copy_out_and_leave(const Part& part, const Failure& error);
-  // Parts whose copies in are finished arrive in the host's table; parts whose copies out are finished end.
+  // Enters parts that have been copied in into the host's table, and ends parts that have been copied out.
   bool progress();
   bool copying() const { return !in_.empty() || !out_.empty(); }
 
-  // Why this rank leaves of its own accord; empty: it does not.
+  // Why this rank leaves on its own; empty: it does not leave.
   const std::string& retired() const { return retired_; }
   // At the end: waits some seconds for copies under way, since a caller may free its memory as soon as it hears that
-  // its operation has failed. A result that has reached its GPUs counts as a result, as on the other ranks.
+  // its operation has failed. A result that has reached its GPUs still counts, as on the other ranks.
   void wait_for_copies();
   // The requests of parts that are being copied.
   void add_requests(std::vector<std::shared_ptr<RequestState>>* to) const;
@@ -45,7 +45,7 @@ class DeviceParts {
   void drop();
   // Whether a GPU may still use slots.
   bool unsafe() const { return unsafe_; }
-  // A message for the log, given once; empty: none. Thread-safe.
+  // A message for the log, returned once; empty: none. Thread-safe.
   std::string take_note();
 
  private:
@@ -56,7 +56,7 @@ class DeviceParts {
     Failure error;                 // what failed; on the way in it becomes this rank's refusal
     std::vector<uint64_t> inputs;  // on the way in: slots of inputs 1, 2, ..., which are reduced into the part's slot
     gpu::Copies copies;
-    bool lost = false;  // it cannot be known whether a GPU still reads or writes the slots
+    bool lost = false;  // a GPU may still read or write the slots
     int64_t begun = 0;  // for the timeline
   };
 

@@ -73,12 +73,12 @@ std::string culprits_text(const Waiting& waiting, const World& world) {
                                    : ", and ") +
             ranks_text(ranks, world) + (ranks.size() == 1 ? one : several);
   };
-  add(late, ", which has not come", ", which have not come");
-  add(stopped, ", which has not come and does not respond (is it stopped?)",
-      ", which have not come and do not respond (are they stopped?)");
+  add(late, ", which has not arrived", ", which have not arrived");
+  add(stopped, ", which has not arrived and does not respond (is it stopped?)",
+      ", which have not arrived and do not respond (are they stopped?)");
   add(here, ", which does not respond (is it stopped?)", ", which do not respond (are they stopped?)");
   add(waiting.unknown, ", whose host does not answer", ", whose hosts do not answer");
-  return text.empty() ? "the result, though all ranks have come and respond" : text;
+  return text.empty() ? "the result, though all ranks have arrived and respond" : text;
 }
 
 namespace {
@@ -138,8 +138,8 @@ std::vector<Waiting> LateRanks::waiting_here(double least_seconds, const std::st
     (void)context_.table.operation_state(
         Key{});  // throws if the lock is stuck: threads may wait for it before they arrive
   std::vector<Waiting> result;
-  std::vector<Key> asked;         // about these ...
-  std::vector<size_t> asked_for;  // ... which are these of the result
+  std::vector<Key> asked;         // keys to ask about
+  std::vector<size_t> asked_for;  // index in the result of each key
   for (const Part& part : parts) {
     const OperationState operation_state = context_.table.operation_state(part.key);
     if (!operation_state.waiting) continue;
@@ -158,7 +158,7 @@ std::vector<Waiting> LateRanks::waiting_here(double least_seconds, const std::st
   if (asked.empty()) return result;
 
   add_other_hosts(asked, asked_for, &result);
-  // Operations may have gone on meanwhile.
+  // Operations may have advanced meanwhile.
   for (size_t k = asked.size(); k-- > 0;) {
     const OperationState operation_state = context_.table.operation_state(asked[k]);
     Waiting& one = result[asked_for[k]];
@@ -172,7 +172,7 @@ std::vector<Waiting> LateRanks::waiting_here(double least_seconds, const std::st
   return result;
 }
 
-// Adds what the other hosts know of these operations, which are those of the result with the indices `asked_for`.
+// Adds the answers of the other hosts. `asked_for`: index in the result of each key.
 void LateRanks::add_other_hosts(const std::vector<Key>& asked, const std::vector<size_t>& asked_for,
                                 std::vector<Waiting>* result) {
   std::vector<bool> answered(context_.world.hosts().size());

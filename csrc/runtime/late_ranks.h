@@ -1,5 +1,5 @@
-// Which ranks this rank's operations wait for. The host's table knows this about its own ranks. The other hosts are
-// asked only on demand, so that an operation that does not wait costs no more than a look at a coarse clock.
+// Finds the ranks that this rank's operations wait for. The host's table knows its own ranks. Other hosts are asked on
+// demand, so that an operation that does not wait costs only a read of a coarse clock.
 #pragma once
 
 #include <string>
@@ -12,27 +12,26 @@
 
 namespace mykv {
 
-// Which ranks a rank waits for, in an operation under way, and how messages say it.
-
 class World;
 
+// An operation under way that waits, and for which ranks.
 struct Waiting {
   std::string name;
   std::string shown;              // the name in messages
   double seconds = 0;             // since this rank has arrived
   bool complete = false;          // all ranks have arrived, but there is no result
-  std::string lack;               // with crowded_out: the memory that is short, if that is why
+  std::string lack;               // with crowded_out: which memory is short, if that is the cause
   bool crowded_out = false;       // this rank has not arrived: its host's table is full; see `missing`
-  std::vector<int> missing;       // ranks that have not arrived; if crowded_out, at operations in the table
-  std::vector<int> unresponsive;  // of all ranks, those not seen for some seconds
+  std::vector<int> missing;       // ranks that have not arrived; if crowded_out: at operations in the table
+  std::vector<int> unresponsive;  // ranks without a heartbeat for a few seconds
   std::vector<int> unknown;       // ranks of hosts that do not answer
 };
 
 // Whether a rank is among `ranks`.
 bool holds(const std::vector<int>& ranks, int rank);
 
-// Whether this rank reports the operation: the lowest rank that waits and responds does; so does the lowest such rank
-// of a host whose first rank does not respond.
+// Whether this rank reports the operation: true for the lowest rank that waits and responds, and for the lowest such
+// rank of a host whose first rank does not respond.
 bool speaks_of(const Waiting& waiting, const World& world);
 
 // 'rank 3', 'ranks 1, 2 and 5', with the labels of the ranks; shortened if there are many.
@@ -41,11 +40,10 @@ std::string ranks_text(const std::vector<int>& ranks, const World& world);
 // The ranks that an operation waits for.
 std::vector<int> culprits(const Waiting& waiting);
 
-// 'rank 1, which has not come and does not respond (is it stopped?)': what culprits() are, and what is wrong with
-// them.
+// 'rank 1, which has not arrived and does not respond (is it stopped?)': the culprits() and what is wrong with them.
 std::string culprits_text(const Waiting& waiting, const World& world);
 
-// Thread-safe; not for the runtime's thread, which asks the other hosts.
+// Thread-safe. Not for the runtime's thread, which passes on the questions to other hosts.
 class LateRanks {
  public:
   LateRanks(RuntimeContext& context, Requests& requests, Turns& turns, ThreadCommands& commands)
@@ -53,11 +51,11 @@ class LateRanks {
 
   // How long the oldest operation has waited, in seconds; 0: no operation waits.
   double longest_wait();
-  // Operations that have waited for `least_seconds`, the oldest first; only those under `name`, unless it is empty. On
-  // several hosts this asks the other hosts, which takes up to some seconds if a host does not answer.
+  // Operations that have waited for `least_seconds`, the oldest first; only those under `name`, unless it is empty.
+  // With several hosts this asks the other hosts, which takes a few seconds if a host does not answer.
   std::vector<Waiting> waiting(double least_seconds, const std::string& name);
-  // For each name, the ranks that have arrived at this rank's next operation under that name, which this rank has not
-  // asked for yet. With `turn_of`: at the operation with the last turn under `turn_of`. Asks other hosts as waiting().
+  // For each name: the ranks that wait in this rank's next operation under that name, which this rank has not started.
+  // With `turn_of`: in the operation with the last turn under `turn_of`. Asks other hosts like waiting().
   std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names, const std::string& turn_of);
 
  private:

@@ -11,7 +11,7 @@ namespace mykv {
 
 namespace {
 
-constexpr int64_t kPartWritersNs = 1000000000;  // for ranks that write into the arrays of a failed part
+constexpr int64_t kPartWritersNs = 1000000000;  // patience with ranks that write into a failed part's arrays
 
 }  // namespace
 
@@ -54,8 +54,8 @@ void PartEvents::announce(const TableEvent& event) {
   std::optional<std::vector<char>> carried;
   if (transport.is_carried(entry.operation)) {
     carried.emplace();
-    // A failed operation has no values: not all shares may be in slots. A rank of this host that has ended the
-    // operation breaks down, which all hosts hear.
+    // A failed operation carries no values: some shares may not be in slots. A rank of this host that has ended the
+    // operation breaks down, and all hosts are told.
     if (error->empty() && !transport.own_share(event.entry, &*carried)) return;
   }
   context_.agreement.announce(event.entry, transport.sequence_numbers(entry.operation), std::move(carried),
@@ -66,7 +66,7 @@ void PartEvents::start(const TableEvent& event) {
   bool first = false;
   const std::optional<Part> part = requests_.begin(event.entry, event.generation, &first);
   if (!part) return;
-  // Other ranks may have brought its next parts.
+  // Other ranks may have entered its next parts.
   if (queue_.is_subscribed()) queue_.add_candidate(SendQueue::key_of(*part->posted));
   if (!first) return;
   note_agreed(*part);
@@ -97,9 +97,9 @@ void PartEvents::finish(const TableEvent& event) {
   context_.transport_of(entry.operation).stop(event.entry);
 }
 
-// Whether other ranks still need this rank for a part that is done: another rank has given it up while it is under way
-// here, on GPUs or between hosts, and its memory may still be written to; or the other hosts have begun it, or will,
-// and wait for this rank's share.
+// Whether other ranks still need this rank for a part that is done. Either another rank gave the part up while it is
+// under way here, on GPUs or between hosts, so that its memory may still be written; or the other hosts have begun it,
+// or will begin it, and wait for this rank's share.
 bool PartEvents::others_need(const Part& part) {
   Entry& entry = context_.table.entry(part.entry);
   if (context_.transport_of(entry.operation).holds(part.entry)) return true;
@@ -177,7 +177,7 @@ void PartEvents::complete_results() {
     try {
       copy_out_and_leave(one);
     } catch (const Error&) {
-      // There was a verdict on the table later; the result is still valid.
+      // The verdict on the table came later; the result is still valid.
     }
   }
 }

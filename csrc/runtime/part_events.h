@@ -1,5 +1,5 @@
-// What happens to this rank's parts in the host's table, as the table's log tells it: all ranks of the host have
-// arrived, all ranks are ready, or the part is done.
+// Reacts to the table's log of events of this rank's parts: all ranks of the host have arrived, all ranks are ready, or
+// the part is done.
 #pragma once
 
 #include <deque>
@@ -22,10 +22,10 @@ class PartEvents {
   PartEvents(RuntimeContext& context, Requests& requests, SendQueue& queue, Parts& parts, DeviceParts& device_parts)
       : context_(context), requests_(requests), queue_(queue), parts_(parts), device_parts_(device_parts) {}
 
-  // Handles all new events; whether there were some. Throws Error if this rank cannot go on.
+  // Handles all new events. Returns whether there were any. Throws Error if this rank cannot continue.
   bool take_events();
-  // Ends one part that is done; whether there was one. A failed part waits until no rank writes into its arrays any
-  // more, but at most a second: a rank may have been stopped while it was writing.
+  // Ends one part that is done. Returns whether there was one. A failed part waits until no rank writes into its arrays
+  // any more, but for at most a second: a rank may have been stopped while it was writing.
   bool take_finished();
   bool has_finished() const { return !finished_.empty(); }
 

@@ -56,9 +56,9 @@ Operation Parts::operation_of(const Part& part) {
   return operation;
 }
 
-// All ranks bring the later parts of a request, sooner or later, but the later parts of many requests could fill the
-// table. Between hosts, which send requests in different orders, they would take room from each other: so the later
-// parts of one request must be due on all hosts, the request that was agreed on first.
+// All ranks will enter the later parts of a request, but the later parts of many requests could fill the table. Hosts
+// send requests in different orders, so their later parts could block each other. Therefore only one request's later
+// parts are due, the same on all hosts: those of the request that was agreed on first.
 EntryQuota Parts::due(const RequestState& posted, size_t number) const {
   const std::shared_ptr<const Ticket>& ticket = posted.request.ticket;
   if (!ticket) return EntryQuota::now;
@@ -85,7 +85,7 @@ bool Parts::send(const std::shared_ptr<RequestState>& posted, size_t number, std
   return true;
 }
 
-// A slot with the part's elements, or what takes its place. Returns why there is none; empty: there is.
+// Gives the part its share: a slot with its elements, or a substitute. Returns the error; empty: none.
 std::string Parts::take_share(Part& part, const Operation& operation, bool posting) {
   const std::shared_ptr<RequestState>& posted = part.posted;
   const Request& request = posted->request;
@@ -145,7 +145,7 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
   }
   part.key = make_key(request.name, request.turn, part.number);
   const Transport& transport = context_.transport_of(operation);
-  // The later parts of an operation have the signature that the ranks have compared at its first part.
+  // Ranks compare signatures only at the first part of an operation.
   if (part.number == 0 || !refusal.empty()) put_text(part, refusal.empty() ? request.signature : refusal);
   part.came = now_ns();
   ArriveResult arrival;
@@ -163,10 +163,9 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
     if (arrival.last) transport.run_whole(arrival.entry);
   } catch (const TableLocked&) {
     if (claimed) throw;
-    arrival.table_full =
-        true;  // the runtime's thread waits for the rank that keeps the lock, and not a thread of MXNet
+    arrival.table_full = true;  // the runtime's thread waits for the lock, not MXNet's thread
   } catch (const Error&) {
-    // There was a verdict on the table, and the thread is about to break down.
+    // The table has a verdict, and the runtime's thread is about to break down.
     if (!claimed || requests_.withdraw(part)) throw;
     return Arrived::under_way;
   }
@@ -190,7 +189,7 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
   posted.lingers = soon && request.may_linger;
   if (soon && !request.awaited && !posted.lingers) context_.bell().ring();
   if (!ended) return Arrived::under_way;
-  // Unless the runtime's thread has read the event and taken the part already.
+  // The runtime's thread may have read the event and taken the part already.
   std::optional<Part> mine = requests_.take(arrival.entry, arrival.generation);
   if (!mine) return Arrived::under_way;
   part = std::move(*mine);
@@ -229,7 +228,7 @@ void Parts::copy_out(const Request& request, size_t begin, size_t count, const c
   }
 }
 
-// Where other ranks find a text that has no room in the table.
+// Stores a text that is too long for the table where other ranks can read it.
 void Parts::put_text(Part& part, const std::string& text) {
   part.long_text = {};
   if (text.size() < kTextBytes) return;
@@ -239,7 +238,7 @@ void Parts::put_text(Part& part, const std::string& text) {
     part.long_text.bytes = static_cast<uint32_t>(kept.size());
     std::memcpy(context_.world.segment().base() + part.long_text.at, kept.data(), kept.size());
   } catch (const Error&) {
-    // Without memory the others see the beginning of the text.
+    // Without memory the other ranks see only the beginning of the text.
   }
 }
 
@@ -268,7 +267,7 @@ void Parts::copy_out_and_leave(const Part& part, const Failure& error) {
 
 void Parts::leave_entry(const Part& part, const Failure& error, const PartRecord::Interval& copied_out) {
   if (part.posted->recorded) notes_.end(part, copied_out);  // before leave(), after which the entry may be reused
-  // Later parts follow when the ranks have met at the first one.
+  // Only the first part counts: ranks wait for each other there.
   const bool counts = error.empty() && part.number == 0;
   const int64_t waited =
       counts ? std::max<int64_t>(context_.table.entry(part.entry).arrivals.complete - part.came, 0) : 0;

@@ -20,7 +20,7 @@ class Parts {
   Parts(RuntimeContext& context, Requests& requests, SendQueue& queue, SpinPolicy& waits, TimelineNotes& notes)
       : context_(context), requests_(requests), queue_(queue), spin_policy_(waits), notes_(notes) {}
 
-  // Makes a part with its elements, without a share.
+  // Creates a part without a share.
   static Part make(const std::shared_ptr<RequestState>& posted, size_t number);
   // The operation of a part.
   static Operation operation_of(const Part& part);

@@ -110,8 +110,8 @@ std::vector<std::shared_ptr<RequestState>> Requests::close(const Failure& reason
 }
 
 // Beyond the limit, slots would leave the cache before they are used. But each rank may have filled its limit with
-// parts for which other ranks have no room: a deadlock. So the limit grows while all parts of this rank wait for other
-// ranks. While a part is under way, room will come.
+// parts for which other ranks lack room: a deadlock. So the limit grows while all parts of this rank wait for other
+// ranks. While a part is under way, room will become free.
 bool Requests::has_room() {
   std::lock_guard<std::mutex> lock(mutex_);
   const Clock::time_point now = Clock::now();
@@ -226,7 +226,7 @@ bool Requests::finish(const Part& part, const Failure& error, int64_t waited_ns)
   std::lock_guard<std::mutex> lock(mutex_);
   staged_bytes_ -= part.slot_bytes;
   large_parts_ -= part.large;
-  // Small shares pass whether there is room or not, so they do not show that parts which wait for room advance.
+  // Small shares are sent even without room, so they do not show progress of parts that wait for room.
   if (part.slot_bytes > kPostInlineBytes) moved_ = Clock::now();
   moving_parts_ -= part.started && part.slot_bytes > kPostInlineBytes;
   --posted.under_way;

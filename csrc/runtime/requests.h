@@ -39,7 +39,7 @@ struct RequestState {
 
   Request request;
   uint64_t number = 0;  // number of its first part; Transport::owner() rotates owners by it
-  uint64_t age = 0;     // its ticket: the order of the program's calls
+  uint64_t age = 0;     // position in the order of the program's calls
   // For several hosts and several parts: the position of the first part in the agreed order, once it is known.
   std::optional<uint64_t> sequence;
   size_t part_elements = 0;
@@ -103,7 +103,7 @@ struct Totals {
     if (request.operation.road == DataPath::staged) return staged;
     return request.in_place ? in_place : copied;
   }
-  // All ranks have arrived, after this rank waited so many nanoseconds. ended() follows.
+  // All ranks have arrived; this rank waited for `waited` ns. ended() follows.
   void met(const Request& request, int64_t waited) {
     waited_ns += waited;
     if (request.step == StepPhase::last) step_waited_ns += waited;
@@ -127,7 +127,7 @@ class Requests {
  public:
   // See RuntimeOptions.
   Requests(size_t part_bytes, size_t staging_bytes) : part_bytes_(part_bytes), staging_bytes_(staging_bytes) {}
-  // Only for the check of the order of locks.
+  // Only for the lock-order check.
   std::mutex& mutex() { return mutex_; }
 
   // Posting.
@@ -138,7 +138,7 @@ class Requests {
   // empty if the thread ends this request or has ended it, otherwise the reason why no request is accepted.
   Failure leave_to_thread(const std::shared_ptr<RequestState>& posted);
   std::vector<std::shared_ptr<RequestState>> take_posted();
-  // Rejects new requests from now on. False: they are rejected already, for another reason.
+  // Rejects new requests from now on. False if they are already rejected.
   bool refuse_new(const Failure& reason);
   bool refuses_new();
   // Name of the oldest operation that this rank has refused and that some rank has not reached; empty: none.
@@ -173,7 +173,6 @@ class Requests {
   // Counts slots of `bytes` bytes as released or lost.
   void release_bytes(size_t bytes);
   // Registers a part that was entered in the host's table.
-
   void add(const Part& part);
   // Registers a part without an entry, since a rank has left. It ends at once.
   void add_without_entry(const Part& part);
@@ -202,7 +201,6 @@ class Requests {
   bool finish(const Part& part, const Failure& error, int64_t waited_ns);
 
   // Queries.
-
   Totals totals();
   // Entries of this rank's parts, with their generations.
   std::vector<std::pair<uint32_t, uint32_t>> generations();

@@ -18,9 +18,9 @@ namespace mykv {
 namespace {
 
 constexpr useconds_t kLateUs = 500000;                          // as a fault for tests
-constexpr int64_t kLingerNs = 20000;                            // less than two threads take to wake up
+constexpr int64_t kLingerNs = 20000;                            // less than waking two threads takes
 constexpr int64_t kLongLingerNs = 10000000000;                  // as a fault for tests
-constexpr auto kLockPatience = std::chrono::seconds(1);         // for the table's lock, of a rank that breaks off
+constexpr auto kLockPatience = std::chrono::seconds(1);         // for the table's lock, of a rank that breaks down
 constexpr auto kLeavingLockPatience = std::chrono::seconds(5);  // the same, of a rank that leaves
 
 }  // namespace
@@ -55,7 +55,7 @@ Runtime::~Runtime() {
 }
 
 std::shared_ptr<const Ticket> Runtime::take_ticket() {
-  return forked() ? nullptr : turns_.take_ticket();  // in a fork the lock may never be free, and post() throws
+  return forked() ? nullptr : turns_.take_ticket();  // in a fork the lock may never come free; post() reports the fork
 }
 
 void Runtime::require_own_process() const {
@@ -85,7 +85,7 @@ void Runtime::post(Request request) {
   try {
     post_checked(posted);
   } catch (const TableVerdict&) {
-    // The thread is about to break down, and ends this request with all others, with the cause, or it has done so.
+    // The runtime's thread is about to break down and end all requests with the cause, or has done so.
     const Failure why = requests_.leave_to_thread(posted);
     if (!why.empty()) end_refused(*posted, why);
     context_.bell().ring();
@@ -169,7 +169,7 @@ void Runtime::leave(std::string reason) {
   try {
     if (context_.world.size() > 1 && !broken) context_.table.depart(context_.label(), reason);
   } catch (const Error&) {
-    // There was a verdict on the table, and the other ranks get that error themselves.
+    // The table has a verdict, which the other ranks see themselves.
   }
   commands_.leave(reason);
   thread_.join();

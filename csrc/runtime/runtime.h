@@ -1,7 +1,7 @@
 // Runs requests from post() to done: the share is copied into a slot, the part arrives in the host's table, the
 // transport works, the result is copied out. A small request of the rank that arrives last runs on the thread that
 // posts it. Everything else runs on the runtime's own thread, or on a thread that waits for a
-// request and stands in for it. Only these wait for other ranks.
+// request and stands in for it. Only these threads wait for other ranks.
 //
 //   post() -> Requests -> Sender -> Parts, DeviceParts -> table, transports -> PartEvents -> Parts, DeviceParts
 //
@@ -55,7 +55,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   ~Runtime();
 
   // Takes the next turn under `name`. Call it in the order of the program's calls.
-  // In a fork the turn is of no use, and post() ends the request with an error.
+  // In a fork the result is meaningless: post() fails.
   uint64_t take_turn(const std::string& name) { return forked() ? 0 : turns_.take(name); }
   // The next number in that order, for one request.
   std::shared_ptr<const Ticket> take_ticket();
@@ -63,7 +63,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // fall behind on a rank that failed between the two.
   uint64_t last_turn(const std::string& name) { return forked() ? 0 : turns_.last(name); }
   // Drops the turn counters of all names that begin with `prefix`, and the residuals of their compression. No rank may
-  // use such a name again: keys would come twice, and other ranks may still know an old operation by the same key.
+  // use such a name again: keys would repeat, and other ranks may still have an old operation with the same key.
   void forget(const std::string& prefix);
   // The number of names that have turn counters.
   size_t counted_names() {
@@ -90,10 +90,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void leave(std::string reason);
   // Whether leave() was called.
   bool left() const { return commands_.leaving(); }
-  // Whether this process is a fork of the process that made the runtime. A fork has no thread and takes no part. A
-  // thread of the parent may have held any lock of the runtime when it was made, so in a fork no lock may be taken.
+  // Whether this process is a fork of the process that made the runtime. A fork has no runtime thread and takes no part
+  // in operations. It must not take a lock, since another thread of the parent may have held the lock during the fork.
   bool forked() const { return fork_number() != forks_; }
-  // Throws Error in a fork. Call it before anything that takes a lock.
+  // Throws Error in a fork. Call it before taking any lock.
   void require_own_process() const;
 
   const World& world() const { return context_.world; }
@@ -112,13 +112,13 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     require_own_process();
     return late_ranks_.waiting_for_this(names, turn_of);
   }
-  // Ends the operations under these names that some rank has not arrived at, with an error on all ranks, also on ranks
-  // that arrive later. Leaves alone operations at which all ranks have arrived, and those in which this rank has waited
-  // for less than `least_seconds`.
+  // Ends the operations under these names that some rank has not arrived at, with an error on all ranks, including
+  // ranks that arrive later. Leaves alone operations at which all ranks have arrived, and those in which this rank has
+  // waited for less than `least_seconds`.
   void give_up(const std::unordered_map<std::string, Failure>& reasons, double least_seconds = 0);
-  // Breaks this rank down with this reason: for a rank that has arrived and does not continue.
+  // Breaks this rank down with this reason: for a rank that has arrived and cannot continue.
   void break_down(const Failure& reason);
-  // Ends the use of the host's table whose lock a rank holds: all ranks of the host end their operations.
+  // Ends the use of the host's table, whose lock a rank does not release: all ranks of the host end their operations.
   void give_verdict(const std::string& reason);
   // A process of this world has died: this rank ends all its operations with this reason, and never frees what all
   // ranks own together (communicators).
@@ -131,9 +131,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     require_own_process();
     return requests_.totals();
   }
-  // How late ranks were: on rank 0 all ranks, on another rank of several hosts the ranks of its host among themselves.
+  // How late ranks were. With several hosts, rank 0 covers all ranks, other ranks only their own host.
   std::vector<LateRank> late_ranks();
-  // A message about this rank's GPUs for the log, given once; empty: none.
+  // A message about this rank's GPUs for the log, returned once; empty: none.
   std::string take_gpu_note() { return forked() ? std::string() : device_parts_->take_note(); }
 
  private:
@@ -141,7 +141,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void post_checked(const std::shared_ptr<RequestState>& posted);
   void linger(const RequestState& posted);
   void end_refused(RequestState& posted, const Failure& why);
-  // What messages say when this rank leaves.
+  // The other ranks' message when this rank leaves.
   std::string left_text(const std::string& reason) const;
 
   const uint32_t forks_ = fork_number();
@@ -165,10 +165,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
 // Memory in the host's segment for requests in place. It belongs to one rank and outlives single operations.
 
-// Keeps the runtime and with it the segment mapped while it lives.
+// Keeps the runtime alive, and so the segment mapped.
 class Buffer {
  public:
-  // Addresses only; commit() puts memory behind them.
+  // Reserves addresses only; commit() adds memory.
   Buffer(std::shared_ptr<Runtime> runtime, size_t bytes);
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;

@@ -27,7 +27,7 @@ constexpr unsigned long kSlackNs = 1000;  // timer slack of short sleeps; Linux'
 constexpr int64_t kRestUs = 250000;       // sleep of an idle rank between hosts; after 500 ms it would count as stopped
 constexpr int64_t kLostPatienceNs = 2000000000;  // wait for the failure detector to name the dead process
 constexpr auto kStandstillPatience =
-    std::chrono::seconds(5);                              // a leaving rank's, with agreed operations that stand still
+    std::chrono::seconds(5);                              // of a leaving rank, while agreed operations do not advance
 constexpr auto kGonePatience = std::chrono::seconds(20);  // of ranks that stay; a notice usually ends it earlier
 
 // From begin() on, sleeps of the calling thread end on time.
@@ -62,7 +62,7 @@ void RuntimeThread::run() {
     const Failure local_error =
         retired.empty() ? Failure("this rank has shut mykv down", ErrorCode::left) : Failure(retired);
     const Departed gone(context_.label(), retired.empty() ? commands_.leave_reason() : retired);
-    // A world of one rank departs only here: all its operations could end. A thread may still post.
+    // A world of one rank departs only here, after its operations have ended. A thread may still post.
     if (context_.world.size() == 1) context_.table.depart(gone.rank, gone.reason);
     if (requests_.entries().empty()) {
       teardown_.end_in_order(local_error);
@@ -83,7 +83,7 @@ void RuntimeThread::run() {
   context_.launcher.reset();
 }
 
-// Returns when this rank leaves and no rank needs it any more, or after the time for that.
+// Returns when this rank leaves and no rank needs it any more, or when its patience is over.
 void RuntimeThread::work_until_leaving() {
   Bell& bell = context_.bell();
   Standstill standstill;
@@ -178,8 +178,8 @@ bool RuntimeThread::stand_in_rounds(const std::function<bool()>& over, int64_t u
   }
 }
 
-// Whether the runtime's thread must continue itself: this rank leaves or fails, asks other hosts, or waits for a
-// time at which no bell rings.
+// Whether the runtime's thread must continue itself: this rank leaves or fails, asks other hosts, or waits for a point
+// in time, at which no bell rings.
 bool RuntimeThread::needs_thread() const {
   return commands_.leaving() || commands_.pending() || context_.table.departed_rank() >= 0 || lacks_only_time();
 }
@@ -214,7 +214,7 @@ bool RuntimeThread::work() {
   if (context_.nccl) advanced |= context_.nccl->progress();
   if (context_.agreement.speaks()) {
     worked |= context_.agreement.progress();
-    // Other hosts wait only a few seconds for an answer, so a busy rank looks too.
+    // Other hosts wait only a few seconds for an answer, so a busy rank looks for questions too.
     const int64_t now = coarse_now_ns();
     if (!worked || now - looked_ > kLookNs) {
       looked_ = now;
@@ -247,7 +247,7 @@ int64_t RuntimeThread::rest(uint32_t seen, int64_t until_ns) {
   return limit;
 }
 
-// The same for networks and GPUs, which cannot wake the thread.
+// rest() for networks and GPUs, which cannot wake the thread.
 int64_t RuntimeThread::poll(bool flowing, bool soon) {
   if (std::exchange(worked_, false)) spin_policy_.moved();
   int64_t pause = spin_policy_.pause(flowing, soon);

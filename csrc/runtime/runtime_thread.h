@@ -75,7 +75,7 @@ class RuntimeThread {
   std::atomic<bool> loop_taken_{false};  // a thread holds the loop
   std::exception_ptr failure_;           // a stand-in's exception, for the runtime's thread
   bool worked_ = false;                  // worked since the last wait
-  bool rests_ = false;                   // sleeps longer than messages of other hosts may wait
+  bool rests_ = false;                   // in a sleep too long for messages of other hosts
   bool advanced_ = false;                // an open operation has advanced
   int64_t awake_since_ = 0;              // start of this waking period; 0: asleep, or the timeline marks no cycles
   int64_t flowed_ = 0;                   // last time with work; coarse_now_ns()

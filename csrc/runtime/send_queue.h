@@ -50,7 +50,7 @@ class SendQueue {
   Position end() { return requests_.end(); }
   // The requests in the order in which they were asked for; each `second` is a position.
   const ByAge& by_age() const { return ages_; }
-  // All hosts have agreed on the first part of a request of several.
+  // All hosts have agreed on the first part of a request with several parts.
   void agree(RequestState& posted, uint64_t sequence) {
     if (ages_.count(age_of(posted)) == 0) return;  // the request has no other part
     posted.sequence = sequence;
@@ -67,8 +67,8 @@ class SendQueue {
   // The key of a request's first part.
   static Key key_of(const RequestState& posted) { return make_key(posted.request.name, posted.request.turn, 0); }
 
-  // While some request has found no room in the host's table, this rank is told of entries that other ranks make:
-  // there is an index by key, and a list of the requests for which there may be entries.
+  // While a request finds no room in the host's table, this rank subscribes to entries that other ranks make. Then
+  // there is an index by key, and a list of candidates: requests that may have an entry.
   bool is_subscribed() const { return indexed_; }
   void subscribe() {
     indexed_ = true;

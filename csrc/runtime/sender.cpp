@@ -102,7 +102,7 @@ Sender::Start Sender::start_next(SendQueue::Position position, bool room) {
     case Requests::Next::part:
       break;
   }
-  // Looked up before the share is copied.
+  // Checked before the share is copied.
   const bool no_entry = (queue_.is_subscribed() || requests_.is_crowded_out()) &&
                         !table_.can_arrive(make_key(request.name, request.turn, number), parts_.due(*posted, number));
   if (!no_entry && send(posted, number, std::move(refusal))) {

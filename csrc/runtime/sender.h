@@ -17,16 +17,16 @@ class Sender {
   Sender(HostTable& table, Requests& requests, SendQueue& queue, Parts& parts, DeviceParts& device_parts)
       : table_(table), requests_(requests), queue_(queue), parts_(parts), device_parts_(device_parts) {}
 
-  // Moves posted requests to the queue; whether there were some.
+  // Moves posted requests to the queue. Returns whether there were any.
   bool take_posted();
-  // Sends the first part that may go, in the order of priorities; whether there may be more to send. When the host's
-  // table is full, this can be a part whose entry another rank has made, of which this rank hears; a part of the oldest
-  // requests, for which entries are kept; or any part once entries are freed. Each call tries a few requests from where
-  // the last call stopped: trying all of them for each part that goes would be quadratic.
+  // Sends the first part that can be sent, by priority. Returns whether there may be more. While the host's table is
+  // full, a part can be sent if another rank has made its entry, if its request is among the oldest (entries are
+  // reserved for them), or once entries are freed. Each call tries a few requests from where the last call stopped:
+  // trying all of them for each part would be quadratic.
   bool start_part();
-  // After start_part(): a request lacks only room.
+  // After start_part(): a request is held up only by lack of room.
   bool blocked() const { return blocked_; }
-  // After start_part(): a request waits for a stream of its caller.
+  // After start_part(): a request waits for its caller's stream.
   bool gated() const { return gated_; }
 
  private:

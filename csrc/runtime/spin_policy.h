@@ -44,7 +44,7 @@ class SpinPolicy {
  public:
   explicit SpinPolicy(int local_size);
 
-  // For other ranks of the host, which ring a bell.
+  // Waiting for other ranks of the host, which ring a bell.
   // A small share has arrived, so an event may follow soon. Returns whether to wake the thread for it. Thread-safe.
   bool expect_bell() {
     if (!has_core_ || !bells_.grant()) return false;
@@ -55,10 +55,10 @@ class SpinPolicy {
   // Only for the thread.
   bool spin(const Bell& bell, uint32_t seen, int64_t until_ns);
 
-  // For a network, which cannot wake the thread: it polls. Only for the thread.
+  // Waiting for a network, which cannot wake the thread: polling. Only for the thread.
   // For small operations it polls without sleeping for about as long as a few wake-ups take on this host and others.
-  // Then it sleeps for a fixed fraction (1 / kPart) of the time that it has waited. So the wait is longer by
-  // at most that fraction, and a long wait costs almost no processor time.
+  // Then it sleeps for a fixed fraction (1 / kPart) of the time that it has waited. So the wait is longer by at most
+  // that fraction, and a long wait costs almost no processor time.
   // Something arrived or was sent.
   void moved();
   // How long to sleep until the next poll (us), or 0 to poll again after yielding. `flowing`: bytes are on their way,
@@ -69,7 +69,7 @@ class SpinPolicy {
   using Clock = std::chrono::steady_clock;
   static constexpr int64_t kSpinNs = 100000;
   static constexpr auto kAwake = std::chrono::microseconds(500);
-  static constexpr auto kFlow = std::chrono::milliseconds(20);  // most that a slow network takes for a whole message
+  static constexpr auto kFlow = std::chrono::milliseconds(20);  // upper bound for one message on a slow network
   static constexpr int64_t kShortestUs = 50, kLongestUs = 2000, kPart = 8;
 
   // Whether recent spins have paid.

@@ -65,7 +65,7 @@ std::string all_sentences(const std::vector<Waiting>& waiting, const World& worl
   return text;
 }
 
-// What to do about ranks that run and have not arrived; empty if there are none.
+// Advice about ranks that run and have not arrived; empty if there are none.
 std::string remedy(const std::vector<Waiting>& waiting) {
   const auto has_late_ranks = [](const Waiting& one) {
     return std::any_of(one.missing.begin(), one.missing.end(),
@@ -76,8 +76,8 @@ std::string remedy(const std::vector<Waiting>& waiting) {
          "such waits end after MYKV_STALL_ABORT_S (1800 s by default; 0: never)";
 }
 
-// Operations by which ranks find out whether they wait for each other (kvstore_plugin/coordination/circular_wait.py): a
-// rank that goes on ends them.
+// Operations of the check for circular waits (kvstore_plugin/coordination/circular_wait.py), which end when a rank
+// continues.
 bool is_of_watch(const Waiting& waiting) { return waiting.name.rfind("world/circle/", 0) == 0; }
 
 // Whether this is the lowest rank of the host, not counting the rank that keeps the table locked.
@@ -97,7 +97,7 @@ std::vector<StallReport> StallWatch::look(Runtime& runtime, const StallLimits& l
     *this = {};
   }
   longest_ = longest;
-  if (longest > stopped) stopped_ += stopped;  // else the operation has begun since
+  if (longest > stopped) stopped_ += stopped;  // otherwise the operation began after the stop
   if (limits.warn_seconds > 0 && counted() >= std::max(limits.warn_seconds, next_warning_)) {
     next_warning_ = 2 * std::max(limits.warn_seconds, counted());
     warn(runtime, limits.warn_seconds, &reports);
@@ -118,9 +118,9 @@ void StallWatch::warn(Runtime& runtime, double seconds, std::vector<StallReport>
     return;  // the operations get that error
   } catch (const TableLocked& error) {
     if (!speaks_of_lock(error, world)) return;
-    reports->push_back({false, "nothing has gone on for " + seconds_text(longest_) + ": " + error.what()});
+    reports->push_back({false, "no operation has advanced for " + seconds_text(longest_) + ": " + error.what()});
   } catch (const Error& error) {
-    reports->push_back({false, "nothing has gone on for " + seconds_text(longest_) + ": " + error.what()});
+    reports->push_back({false, "no operation has advanced for " + seconds_text(longest_) + ": " + error.what()});
   }
   warned_ = true;
 }
@@ -136,7 +136,7 @@ void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport
           "given up after " + seconds_text(one.seconds) + " of waiting for " + culprits_text(one, world) + limit,
           ErrorCode::stalled, world.labels(culprits(one)));
       // Between hosts rank 0 decides. If all ranks have arrived, only this rank can end its part. If the operation is
-      // not in the table yet, the other ranks learn of it only when this rank breaks off.
+      // not in the table yet, the other ranks learn of it only when this rank breaks down.
       const auto names_rank_0 = [](const std::vector<int>& ranks) { return !ranks.empty() && ranks[0] == 0; };
       const bool undecidable = names_rank_0(one.unresponsive) || names_rank_0(one.unknown);
       const bool alone = one.complete || one.crowded_out;

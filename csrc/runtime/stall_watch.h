@@ -17,15 +17,16 @@ struct StallLimits {
 };
 
 struct StallReport {
-  bool over = false;  // operations go on again
+  bool over = false;  // operations continue
   std::string text;
 };
 
 // Watches one runtime; not thread-safe.
 class StallWatch {
  public:
-  // What is new since the last look. Of the ranks that wait for the same operation, the lowest reports. For `stopped`
-  // seconds since the last look this process did not run: that is not waiting, since others may have been stopped too.
+  // New reports since the last look. Of the ranks that wait for the same operation, the lowest reports. `stopped`:
+  // seconds since the last look in which this process did not run. They do not count as waiting, since other processes
+  // may have been stopped too.
   std::vector<StallReport> look(Runtime& runtime, const StallLimits& limits, double stopped);
 
  private:
@@ -34,8 +35,8 @@ class StallWatch {
   double counted() const { return longest_ - stopped_; }
 
   double longest_ = 0;       // age of the oldest operation at the last look
-  double stopped_ = 0;       // of it this process did not run for so long
-  double next_warning_ = 0;  // at this age; doubles with each warning, so that a long stall does not fill the log
+  double stopped_ = 0;       // seconds of `longest_` in which this process did not run
+  double next_warning_ = 0;  // age at which to warn; doubles each time, so that a long stall does not fill the log
   bool warned_ = false;
   bool aborted_ = false;
 };

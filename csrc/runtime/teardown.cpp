@@ -65,7 +65,7 @@ std::vector<uint32_t> Teardown::fail_entries(const Departed& gone, const Failure
     events_.find_finished(mine);
     return requests_.entries();
   } catch (const std::exception&) {
-    // The shared table is unusable, which the other ranks of this host notice themselves.
+    // The shared table is unusable; the other ranks of this host notice that themselves.
     const std::vector<uint32_t> mine = requests_.entries();
     for (uint32_t entry : mine) table.stop_chunks(entry);
     return mine;
@@ -74,8 +74,7 @@ std::vector<uint32_t> Teardown::fail_entries(const Departed& gone, const Failure
 
 // Directly, not through the first rank of this host, which may be the rank that is gone.
 void Teardown::tell_rank_0(const Departed& gone) {
-  // Rank 0 may have failed while it gave verdicts, before it told the other hosts. Telling them is idempotent.
-  // So is telling rank 0, which may not have answered.
+  // Repeats the message: rank 0 may have failed before it told the other hosts, or not have answered. It is idempotent.
   const bool told = std::exchange(departure_told_, true) && context_.agreement.closed();
   if (!context_.several_hosts() || told) return;
   try {
@@ -86,7 +85,7 @@ void Teardown::tell_rank_0(const Departed& gone) {
 }
 
 // No rank may touch the memory of an operation any more when its caller gets the error. Some MPIs report a message as
-// sent while it waits in a queue of their own, which they empty only when they are called.
+// sent while it waits in an internal queue, which only further MPI calls empty.
 void Teardown::wait_until_unused(const std::vector<uint32_t>& mine) {
   const int64_t patience = commands_.lost() ? kLostWritersNs : kWritersNs;
   const int64_t least = context_.several_hosts() ? kFlushNs : 0;

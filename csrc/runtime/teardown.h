@@ -1,5 +1,5 @@
-// How a runtime ends: in order, when nothing is left to do for the other ranks, or since it cannot go on. Then no rank
-// may wait for this rank any more, and every operation ends with its result or with an error.
+// Ends a runtime: in order, when the other ranks need nothing more from it, or after a failure. Afterwards no rank
+// waits for this rank, and every operation has ended with its result or an error.
 #pragma once
 
 #include <cstdint>
@@ -30,11 +30,11 @@ class Teardown {
         events_(events),
         commands_(commands) {}
 
-  // Tells the other hosts that a rank of this host has left, if there is such a rank and they do not know yet.
+  // Tells the other hosts that a rank of this host has left, unless they have been told.
   void tell_departure();
   // This rank has left and has no part in the host's table. `local_error`: the error of requests that have not begun.
   void end_in_order(const Failure& local_error);
-  // The thread cannot go on. `gone`: the rank that is the cause. `local_error`: the error of this rank's operations;
+  // The thread cannot continue. `gone`: the rank that is the cause. `local_error`: the error of this rank's operations;
   // `peer_error`: the error on the other ranks of this host, empty: the same.
   void break_down(const Departed& gone, const Failure& local_error, const Failure& peer_error);
 

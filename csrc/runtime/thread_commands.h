@@ -1,4 +1,4 @@
-// What other threads ask of a runtime's thread, since only that thread may call MPI or end the runtime.
+// Commands of other threads to the runtime's thread, since only that thread may call MPI or end the runtime.
 #pragma once
 
 #include <atomic>
@@ -21,30 +21,30 @@ class ThreadCommands {
   ThreadCommands(RuntimeContext& context, Requests& requests) : context_(context), requests_(requests) {}
 
   // For all threads.
-  // The thread ends, after it has done what the other ranks need.
+  // Ends the thread, after its work for the other ranks.
   void leave(const std::string& reason);
   bool leaving() const { return leaving_.load(); }
   // The reason given to leave().
   std::string leave_reason();
-  // The thread fails with this reason.
+  // Makes the thread fail with this reason.
   void break_down(const Failure& reason);
   // The same, since a process of this world has died: the cause of all later failures.
   void lose(const Failure& reason);
   bool lost() const { return lost_.load(); }
   // The reason given to break_down() or lose(); empty: not called.
   Failure break_down_reason();
-  // Several hosts: rank 0 is asked to end these operations, with these reasons.
+  // With several hosts: asks rank 0 to end these operations, with these reasons.
   void give_up(const std::vector<std::pair<Key, Failure>>& operations);
-  // What the other hosts know of these operations. Waits some seconds for hosts that do not answer. Asks none once no
-  // request is taken any more, since the thread may have ended.
+  // Asks the other hosts for the state of these operations. Waits a few seconds for hosts that do not answer. Returns
+  // nothing once new requests are rejected, since the thread may have ended.
   std::vector<Inquiry::Answer> ask_hosts(const std::vector<Key>& keys);
   // Whether a failure detector calls lose() soon after a process has died. One flag for all runtimes of this process.
   static std::atomic<bool>& watched();
 
   // For the runtime's thread.
-  // Whether there is something for take(), or a message about it is still on its way.
+  // Whether take() has something to do, or still sends a message.
   bool pending() const { return pending_.load(std::memory_order_acquire); }
-  // Does what was asked for. True if there was something; throws Error with the reason of break_down().
+  // Executes the commands. True if there were any. Throws Error with the reason of break_down().
   bool take();
 
  private:

@@ -1,5 +1,5 @@
-// What a runtime writes to the timeline: the times of each part, read from the shared table before the rank leaves the
-// entry, and of each request. Nothing is written for requests that were posted while the timeline was off.
+// Writes a runtime's records to the timeline: the times of each part, read from the shared table before the rank leaves
+// the entry, and of each request. Nothing is written for requests that were posted while the timeline was off.
 #pragma once
 
 #include <mutex>

@@ -16,14 +16,14 @@ namespace mykv {
 // Thread-safe.
 class Turns {
  public:
-  // Takes the next turn under `name`. Call it in the order in which the operations are asked for.
+  // Takes the next turn under `name`. Call it in the order of the program's calls.
   uint64_t take(const std::string& name);
   // The next number in that order, for one request.
   std::shared_ptr<const Ticket> take_ticket() { return tickets_->take(); }
-  // The turn that was taken last under `name`.
+  // The last turn taken under `name`.
   uint64_t last(const std::string& name);
-  // For each name, the key of this rank's next operation under it, which this rank has not asked for yet. With
-  // `turn_of`: of the operation with the last turn under `turn_of`.
+  // For each name: the key of this rank's next operation, which it has not started. With `turn_of`: the key with the
+  // last turn under `turn_of`.
   std::vector<Key> next_keys(const std::vector<std::string>& names, const std::string& turn_of);
   // Drops the counters of all names that begin with `prefix`.
   void forget(const std::string& prefix);
@@ -33,7 +33,7 @@ class Turns {
  private:
   const std::shared_ptr<Tickets> tickets_ = std::make_shared<Tickets>();
   std::mutex mutex_;
-  std::unordered_map<std::string, uint64_t> turns_;  // how many were taken under each name
+  std::unordered_map<std::string, uint64_t> turns_;  // turns taken under each name
 };
 
 }  // namespace mykv

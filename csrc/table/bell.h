@@ -7,8 +7,8 @@
 
 namespace mykv {
 
-// Wakes the thread of one rank that moves its requests on: the runtime's thread, or a thread that waits for a request
-// and stands in for it. ring() is cheap when that thread is awake.
+// Wakes the thread that advances one rank's requests: the runtime's thread, or a thread that waits for a request and
+// stands in for it. ring() is cheap when that thread is awake.
 class Bell {
  public:
   enum class Sleeper : uint32_t { thread = 1, stand_in = 2 };
@@ -17,7 +17,7 @@ class Bell {
   void ring();
   // Sleeps until ring() is called after count() returned `seen`, or until the time is over.
   void wait(uint32_t seen, int64_t timeout_us, Sleeper sleeper = Sleeper::thread);
-  // From now on ring() wakes the stand-in, not the runtime's thread; or no longer.
+  // on: ring() wakes the stand-in. off: the runtime's thread.
   void stand_in(bool on);
 
  private:

@@ -86,7 +86,7 @@ struct alignas(64) RankRecord {
   // The Entry::generation at which this rank has arrived: a new use of the entry need not clear records.
   std::atomic<uint32_t> arrived_in;
   uint8_t refused;     // `text` is the reason
-  LongText long_text;  // the text, if `text` has only its beginning
+  LongText long_text;  // the whole text, if `text` is truncated
   char text[kTextBytes];
 };
 
@@ -95,7 +95,7 @@ enum class State : uint8_t {
   announced,  // all ranks of this host have arrived; the other hosts have not agreed yet
   taken,      // like ready, but the rank that arrived last does all the work at once
   ready,      // all ranks everywhere have arrived with the same operation
-  done,       // the result, or `error`, is there
+  done,       // the result, or `error`, is set
 };
 
 // For the statistics: when the ranks of the host arrived. Times of now_ns().
@@ -107,7 +107,7 @@ struct Arrivals {
   bool ends_step;    // the operation is StepPhase::last
 };
 
-// The signatures of the ranks that have arrived, so that their agreement is known without a loop over ranks.
+// A summary of the arrived ranks' signatures, so that comparing them needs no loop over ranks.
 struct Signatures {
   uint64_t first;  // the hash of the rank that came first
   bool disagree;   // a rank has refused, or has another signature than the rank that came first
@@ -167,7 +167,7 @@ struct alignas(64) Entry {
   }
 };
 
-constexpr uint32_t kEntries = 1 << 16;  // the most that a table has
+constexpr uint32_t kEntries = 1 << 16;  // maximum per table
 constexpr int32_t kAnybody = -1;
 constexpr int32_t kNobody = -1;
 constexpr uint32_t kStopped = 1u << 31;  // in Entry::next_chunk: no rank begins another chunk

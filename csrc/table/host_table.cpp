@@ -18,13 +18,13 @@ namespace mykv {
 namespace {
 
 constexpr uint32_t kShares = 16;  // of a rank's entries: EntryQuota::now and EntryQuota::agreed have one share each
-constexpr uint32_t kEntriesStep = 64;   // memory is committed for so many entries at a time
+constexpr uint32_t kEntriesStep = 64;   // entries for which memory is committed at a time
 constexpr uint32_t kBuckets = 1 << 16;  // hash chains
 constexpr uint32_t kNone = 0;           // chains hold index + 1, so that zeroed memory is an empty table
 constexpr uint64_t kForgone = ~uint64_t{0};
-constexpr int64_t kCommitAgainNs = 100000000;      // after a lack of memory for entries
+constexpr int64_t kCommitAgainNs = 100000000;      // pause after a lack of memory for entries
 constexpr int64_t kLaunchPatienceNs = 5000000000;  // for the launch order, which is locked for nanoseconds
-constexpr int64_t kLaunchWaitUs = 50;              // of it under the table's lock
+constexpr int64_t kLaunchWaitUs = 50;              // the same, under the table's lock
 constexpr useconds_t kLaunchPauseUs = 1000;        // between two such waits: others take the table's lock meanwhile
 constexpr int64_t kLookUs = 1000000;               // longest wait of a query for the table's lock
 constexpr int64_t kLookNs = 1000000000;            // between checks whether the lock's holder has died
@@ -92,7 +92,7 @@ HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_r
   entries_ = log + round_up(EventLog::bytes());
   const auto least = static_cast<uint32_t>(kShares * ranks_.size());
   if (capacity > 0) {
-    // With memory for the first entries, operations can end with an error whatever is short later.
+    // Memory for the first entries, so that operations can end with an error even if memory is short later.
     segment.commit(0, static_cast<size_t>(entries_ - base) + kEntriesStep * stride_);
     new (header_) Header{};
     header_->committed.store(kEntriesStep, std::memory_order_release);
@@ -317,7 +317,8 @@ void HostTable::complete_set(ArriveResult& arrival, const Arriving& arriving, si
   Entry& e = entry(arrival.entry);
   const Failure error = disagreement(e);
   const bool waits = std::exchange(arrival.launches_wait, false);
-  const bool is_inline = e.operation.bytes() <= inline_limit;  // also an operation of no bytes, which launches nothing
+  const bool is_inline =
+      e.operation.bytes() <= inline_limit;  // including an operation without bytes, which launches nothing
   if (!several_hosts_ && error.empty() && e.operation.road == DataPath::nccl && !is_inline) {
     e.placement = placement(e);
     const Launches given = give_launches(arrival.entry, waits, rings);
@@ -371,7 +372,7 @@ bool HostTable::works_on(uint32_t index) {
   return size <= cores_ || workers(entry(index)).contains(local_rank_, local_size());
 }
 
-// An operation has become ready on one host. Ranks that are not woken see that when it is done. All are needed for a
+// An operation has become ready on one host. Ranks that are not woken notice when it is done. All are needed for a
 // broadcast, whose result they copy themselves, and after the first of several parts, since they may bring the next
 // part now.
 void HostTable::wake_workers(const Entry& e, bool first_of_several, Rings& rings) const {
@@ -569,12 +570,12 @@ void HostTable::end_waiting(const Departed& gone, bool announced_too, bool fails
       header_->departure.set(gone.reason);
       header_->departed_rank.store(gone.rank + 1, std::memory_order_release);
     }
-    // Operations that all ranks agreed on run to their end; operations that wait for ranks or hosts never will.
+    // Operations that all ranks agreed on run to their end; operations that still wait for ranks or hosts never can.
     for (uint32_t b = 0; b < kBuckets; ++b) {
       for (uint32_t link = buckets_[b]; link != kNone; link = entry(link - 1).next) {
         Entry& e = entry(link - 1);
         if (e.state == State::gathering || (announced_too && e.state == State::announced)) {
-          // After a death all begin again, which the code of the error tells them.
+          // After a death all ranks restart: the error's code tells them.
           const Failure known = gone.failure().code == ErrorCode::dead ? Failure() : known_error(e);
           end_locked(link - 1, known.empty() ? shown_name(e.name) + ": " + gone.failure() : known, rings);
         }

@@ -64,8 +64,8 @@ class HostTable {
  public:
   // Bytes of shared memory that the table takes, in whole pages (most of them never touched).
   static size_t bytes(int local_size);
-  // `ranks`: the labels of this host's ranks. `capacity`: the first rank of the host makes the table with so many
-  // entries, within the least and the most that are possible; all other ranks give 0. Throws Error without memory.
+  // `ranks`: the labels of this host's ranks. `capacity`: the first rank of the host creates the table with this number
+  // of entries, clamped to the possible range; all other ranks pass 0. Throws Error without memory.
   HostTable(const Segment& segment, std::vector<int> ranks, int local_rank, size_t capacity, bool several_hosts);
 
   struct Arriving {
@@ -80,7 +80,7 @@ class HostTable {
     int32_t owner;
     uint64_t placement = 0;
     Key first = {};  // of the operation's first part
-    // Limits the making of entries; a rank always joins an entry of another rank.
+    // Limits new entries; a rank can always join an entry of another rank.
     EntryQuota due = EntryQuota::now;
     int64_t came = 0;  // this rank's arrival; now_ns()
     bool ends_step = false;
@@ -88,13 +88,13 @@ class HostTable {
     bool first_of_several = false;  // the first part of an operation that has more
     bool posting = false;           // a user's thread, which must not wait for a rank that holds the lock
   };
-  // How many operations of a rank are due: the oldest, and those that it was asked for next. If all ranks are asked for
-  // their operations in the same order, the oldest operation therefore always finds an entry. If the orders differ, it
-  // does so if it is due on some rank of each host.
+  // How many of a rank's operations are due: the oldest and the next ones in the order of its calls. If all ranks make
+  // their calls in the same order, the oldest operation therefore always finds an entry. Otherwise it does if it is due
+  // on some rank of each host.
   uint64_t window() const { return window_; }
-  // Leaves this rank's record. `inline_limit`: an operation of at most this size in bytes is not put into the log when
-  // it becomes ready: the rank that arrived last (ArriveResult::last) must do all the work and call finish_pieces().
-  // `claim` is called with the result under the table's lock, before other ranks can see the arrival.
+  // Records this rank's arrival. `inline_limit`: an operation of at most this size in bytes is not put into the log
+  // when it becomes ready: the rank that arrived last (ArriveResult::last) must do all the work and call
+  // finish_pieces(). `claim` is called with the result under the table's lock, before other ranks can see the arrival.
   template <class Claim>
   ArriveResult arrive(const Arriving& arriving, size_t inline_limit, Claim&& claim) {
     const uint64_t hash = hash_bytes(arriving.signature->data(), arriving.signature->size(), 0);
@@ -141,11 +141,11 @@ class HostTable {
   // operation announced to other hosts may have been agreed on already; it ends with their verdict, or with close().
   // `fails`: the rank has broken down; as a cause it replaces a rank that left with nothing undone.
   void depart(int rank, const Failure& reason, bool fails = false);
-  // All hosts know that `rank` has left, and agree on nothing more.
+  // All hosts know that `rank` has left: no further operation is agreed on.
   void close(int rank, const Failure& reason);
   // The rank that left first, or the last rank that broke down; -1: none.
   int departed_rank() const { return header_->departed_rank.load(std::memory_order_acquire) - 1; }
-  Departed departed() const;  // departed_rank(), and why
+  Departed departed() const;  // departed_rank() and the reason
   State state(uint32_t index);
   // Why an operation failed that has been announced to the other hosts, or is to be; nullopt: it is in another state.
   std::optional<Failure> announced_error(uint32_t index);
@@ -228,7 +228,7 @@ class HostTable {
     uint32_t capacity;
     uint32_t used;                    // entries ever used
     std::atomic<uint32_t> committed;  // entries with memory behind them
-    uint32_t free_head;               // list of entries to use again
+    uint32_t free_head;               // free list
     uint32_t subscribers;
     std::atomic<int> departed_rank;  // plus one; 0: none
     SharedFailure departure;         // why
@@ -248,7 +248,7 @@ class HostTable {
     int one = kNobody;         // this local rank
     RankRange some;            // these local ranks
   };
-  static constexpr int64_t kProbeUs = 50000;  // most that a thread of the user waits before it takes the table's lock
+  static constexpr int64_t kProbeUs = 50000;  // longest wait of a user's thread for the table's lock
   // Calls run(rings) under the lock and returns its result. Rings the bells even if it throws. Throws TableLocked if
   // a rank keeps the lock for `limit_us`; 0: waits.
   template <class Run>

@@ -184,7 +184,7 @@ int TableLock::holder() const {
 TableLocked TableLock::locked() const {
   std::vector<int> ranks;
   const int rank = holder();
-  // If the holder is not recorded (before it records itself, or after), it must be an unresponsive rank.
+  // A holder that was stopped before it recorded itself, or after it removed the record, must be an unresponsive rank.
   if (rank >= 0)
     ranks = {rank};
   else

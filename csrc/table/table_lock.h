@@ -2,13 +2,13 @@
 // in the middle of a change, and can give a verdict on the table.
 //
 // The verdict needs no lock: it is a text that every rank reads before and after each of its changes. From then on
-// every access to the table throws the verdict as an error, also in the rank that held the lock, when it goes on: no
+// every access to the table throws the verdict as an error, also in the rank that held the lock, when it continues: no
 // rank uses what it was changing any more, and it begins nothing new.
 //
 // Note [why a wait for the table's lock ends]. A thread that waits without a limit of its own, such as in
 // finish_pieces() and leave() of the table, looks at the lock each 50 ms:
 //   - The holder has died: the robust mutex says so, and the waiting thread gives the verdict itself.
-//   - The holder was stopped and goes on: the lock comes free.
+// - The holder was stopped and continues: the lock comes free.
 //   - The holder stays stopped: the stall watch, all of whose own waits have a limit, sees longest_wait(), names the
 //     holder, and gives the verdict after MYKV_STALL_ABORT_S. With MYKV_STALL_ABORT_S=0 only the warnings come, as the
 //     user has asked. A rank that leaves or breaks down gives the verdict after some seconds (set_patience()).
@@ -66,7 +66,7 @@ struct TableVerdict : Error {
 
 class TableLock {
  public:
-  // In shared memory; all zero is a good table whose mutex is not made yet.
+  // In shared memory. All zero: no verdict, and the mutex is not initialized.
   struct Shared {
     SharedMutex mutex;
     std::atomic<uint64_t> holding{

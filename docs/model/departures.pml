@@ -67,7 +67,7 @@ mtype = { ANNOUNCE, DEPART, VERDICT, CLOSE };
 chan to_root[RANKS] = [3] of { mtype };
 chan to_host[HOSTS] = [3] of { mtype };
 
-/* HostTable::depart() and close(): what waits for ranks that have not come, or for other hosts, never runs. */
+/* HostTable::depart() and close(): what waits for ranks that have not arrived, or for other hosts, never runs. */
 inline table_depart(h, announced_too) {
   host[h].departed = 1;
   if
@@ -119,7 +119,7 @@ inline take_mail(from) {
 #define IS_PEER(h) ((h) != HOST(me))
 /* One has said that it can do no more. */
 #define HAS_SAID(h) (IS_PEER(h) && rank[PEER(me, h)].notice)
-/* The values of one have not come. */
+/* The values of one have not arrived. */
 #define IS_LATE(h) (IS_PEER(h) && !rank[PEER(me, h)].started)
 /* One may still read the values of this rank. */
 #define IS_READING(h) (IS_PEER(h) && rank[PEER(me, h)].started && !rank[PEER(me, h)].finished && !rank[PEER(me, h)].notice)

@@ -49,7 +49,7 @@ def test_every_rank_gets_the_code_and_the_ranks(core, rank, size, hosts, gather)
     # Ranks bring different arrays. Between hosts the first ranks of two hosts are compared.
     error = _error(core, "mismatch", 10 if rank < 2 else 11)
     assert error.code == "mismatch" and len(error.ranks) == 2 and 2 in error.ranks, error
-    # A rank gives up what others have not come to; those get the same error when they come.
+    # A rank gives up what others have not arrived to; those get the same error when they come.
     for code, ranks in (("given_up", (1, 2)), ("deadlock", (2047,)), ("no_memory", ())):
         if rank == 0:
             array = np.ones(10)

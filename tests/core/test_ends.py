@@ -118,7 +118,7 @@ def test_a_rank_whose_host_comes_after_the_end_gets_it_too(rank, start, gather):
 
 @pytest.mark.ranks(3, env=_ENV)
 def test_an_answer_to_an_earlier_question_is_not_taken_for_one_to_this(rank, start, gather):
-    """Rank 1 is stopped while it is asked of "x", to which it has not come, and answers when it is asked of "y"."""
+    """Rank 1 is stopped while it is asked of "x", to which it has not arrived, and answers when it is asked of "y"."""
     core = start(virtual_hosts=3)
     pids = gather(os.getpid())
     works = []

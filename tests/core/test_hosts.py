@@ -665,7 +665,7 @@ def test_groups_that_come_and_go_take_their_communicators_again(core, rank, size
 
 @pytest.mark.ranks(3, env=_ENV)
 def test_who_has_refused_or_had_an_error_waits_for_no_rank(core, rank, gather):
-    """Ranks 0 and 1 share a host; each rank that has not come asks who waits for it."""
+    """Ranks 0 and 1 share a host; each rank that has not arrived asks who waits for it."""
     array = np.ones(10, "float32")
     if rank == 1:
         core.refuse("refused", "it has no gradient")

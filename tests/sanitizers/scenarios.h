@@ -12,7 +12,7 @@ void random_operations(uint32_t seed);
 void operations_on_a_timeline(uint32_t seed);
 // Refusals and differences fail one operation on all ranks, and the others are right.
 void failing_requests(uint32_t seed);
-// An operation that one rank has not come to is given up, by any rank and at any time.
+// An operation that one rank has not arrived to is given up, by any rank and at any time.
 void given_up(uint32_t seed);
 // A rank leaves, or breaks off, in the middle: each operation fails or is right.
 void departures(uint32_t seed);

@@ -55,7 +55,7 @@ class Fault:
         if self.what == "refused":
             return [operation.name, f"refused by rank {label}: planted"]
         if self.what == "late":
-            return [operation.name, "given up after", f"rank {label}, which has not come"]
+            return [operation.name, "given up after", f"rank {label}, which has not arrived"]
         return [
             operation.name,
             "differs between ranks",

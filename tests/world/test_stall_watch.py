@@ -219,7 +219,7 @@ def test_a_stopped_worker_is_named_and_goes_on_with_the_same_numbers(mpirun, ran
     running.wait_for("now")
     pid = int(re.search(r"now (\d+)", running.read()[0]).group(1))
     # It may have come to the operation before it was stopped.
-    text = _wait_for_error_text(running, rf"rank {who}, which (has not come and )?does not respond \(is it stopped")
+    text = _wait_for_error_text(running, rf"rank {who}, which (has not arrived and )?does not respond \(is it stopped")
     os.kill(pid, signal.SIGCONT)
     result = running.wait(120)
     assert result.code == 0, result.text
@@ -278,7 +278,7 @@ def test_a_long_stall_is_reported_at_growing_distances_with_its_keys(mpirun):
     assert re.match(r"kv0/'\w', kv0/'\w', kv0/'\w', kv0/'\w', kv0/'\w' and 2 more have waited for \d", warnings[-1]), (
         result.text
     )
-    assert all("for rank 1, which has not come" in text for text in warnings)
+    assert all("for rank 1, which has not arrived" in text for text in warnings)
     others = [text for who, text in _WARNING.findall(result.stderr) if who in "12" and not text.startswith("init()")]
     assert not others, result.text
 
@@ -303,7 +303,7 @@ def test_a_call_of_one_rank_is_named_with_what_to_look_for(mpirun):
         for number, shown in enumerate(["barrier", "sync_aux_params to the mean", "'loss'"]):
             text = _wait_for_error_text(running, rf"mykv on rank 0: {shown} has waited for")
             (warning,) = (said for _, said in _WARNING.findall(text) if said.startswith(shown))
-            looks = r"rank 1, which has not come\. All ranks must .* under `if rank\(\) == 0:`"
+            looks = r"rank 1, which has not arrived\. All ranks must .* under `if rank\(\) == 0:`"
             assert re.search(looks, warning), warning
             with open(f"{flag}{number}", "w"):
                 pass
@@ -353,7 +353,7 @@ def test_after_the_second_limit_all_ranks_get_the_error_and_go_on(mpirun, ranks,
     errors = dict(re.findall(r"error (\d) (.*)", result.stdout))
     assert len(errors) == ranks, result.text
     for text in errors.values():
-        assert "kv0/'key': given up after" in text and f"rank {who}, which has not come" in text, result.text
+        assert "kv0/'key': given up after" in text and f"rank {who}, which has not arrived" in text, result.text
         assert "MYKV_STALL_ABORT_S" in text
     assert len(re.findall(r"fine \d", result.stdout)) == ranks, result.text
 
@@ -380,7 +380,7 @@ def test_after_the_second_limit_more_operations_than_the_table_holds_end_too(mpi
     works = [core.submit_allreduce(name, [array], [array]) for name in names]
     for work in works:
         try:
-            assert not work.wait(40), "it has not come"
+            assert not work.wait(40), "it has not arrived"
             print("hangs", rank, flush=True)
             os._exit(1)
         except core.Error:
@@ -397,7 +397,7 @@ def test_after_the_second_limit_more_operations_than_the_table_holds_end_too(mpi
     assert result.code == 0 and len(re.findall(r"again \d", result.stdout)) == 2, result.text
     if hosts == 1:  # on two, what was given up makes room, since all ranks of its host had come
         told = "for a free entry in its host's table of operations (its share is in use)"
-        told += ", and so for rank 1, which has not come"
+        told += ", and so for rank 1, which has not arrived"
         assert told in result.stderr, result.text
 
 
