@@ -1,5 +1,5 @@
-// The exception type of the core, and the failure that it carries. The text is a message for the user. Nothing in the
-// core or above it decides by a text: that is what the code and the ranks are for.
+// The exception type of the core, and the failure that it carries. The text is a message for the user. No code depends
+// on the text: the code and the ranks are for programs.
 #pragma once
 
 #include <cerrno>
@@ -13,16 +13,16 @@
 
 namespace mykv {
 
-// Why something has failed, and which ranks Failure::ranks are (by their labels).
+// Kinds of failures. After the semicolon: the ranks in Failure::ranks (by their labels).
 enum class ErrorCode : uint8_t {
   other,         // wrong arguments, a GPU or the system failed; no ranks
-  refused,       // a rank could not take part: that rank
-  mismatch,      // ranks ask for different operations under one name: two of them
-  departed,      // a rank has left or has failed: that rank
-  dead,          // a process has died: its rank, if it is known
-  given_up,      // a rank has ended the operation since ranks were missing: those ranks
-  deadlock,      // a rank has ended the operation since other ranks wait for it elsewhere: those ranks
-  stalled,       // the stall watch has ended the operation: the ranks that it has waited for
+  refused,       // a rank could not take part; that rank
+  mismatch,      // ranks ask for different operations under one name; two of them
+  departed,      // a rank has left or has failed; that rank
+  dead,          // a process has died; its rank, if it is known
+  given_up,      // a rank has ended the operation since ranks were missing; those ranks
+  deadlock,      // a rank has ended the operation since other ranks wait for it elsewhere; those ranks
+  stalled,       // the stall watch has ended the operation; the ranks that it has waited for
   left,          // this rank itself has left; no ranks
   table_locked,  // a rank keeps the host's table locked, or died with the lock; no ranks
   no_memory,     // no ranks
@@ -35,7 +35,7 @@ static_assert(std::size(kErrorCodes) == static_cast<size_t>(ErrorCode::mpi) + 1)
 
 inline const char* name_of(ErrorCode code) { return kErrorCodes[static_cast<size_t>(code)]; }
 
-// Why an operation has no result, as it travels between threads, through the host's table and between hosts.
+// Why an operation has no result. Passed between threads, through the host's table and between hosts.
 struct Failure {
   Failure() = default;
   Failure(std::string why, ErrorCode kind = ErrorCode::other, std::vector<int> named = {})
@@ -50,7 +50,7 @@ struct Failure {
   std::vector<int> ranks;
 };
 
-// The same failure with more text before or behind it.
+// The same failure with text put before or after.
 inline Failure operator+(const std::string& before, Failure failure) {
   failure.text.insert(0, before);
   return failure;
@@ -71,30 +71,30 @@ class Error : public std::runtime_error {
   Failure failure_;
 };
 
-// An error of a call in which ranks meet that all of the ranks get. After another error the other ranks may wait.
+// An error of a collective call that all ranks get. After any other error, other ranks may still wait.
 struct AgreedError : Error {
   using Error::Error;
 };
 
-// The failure that an exception carries; of an exception from elsewhere its text.
+// The failure of an Error; for other exceptions, a failure with their text.
 inline Failure failure_of(const std::exception& error) {
   const auto* const own = dynamic_cast<const Error*>(&error);
   if (own != nullptr) return own->failure();
-  return Failure(*error.what() != '\0' ? error.what() : "an error without a text");  // an empty failure would be none
+  return Failure(*error.what() != '\0' ? error.what() : "an error without a text");  // an empty text would mean success
 }
 
 inline Error system_error(const std::string& what) { return Error(what + ": " + std::strerror(errno)); }
 
 // The Error that a rank has left.
 
-// What messages say when a rank leaves. A reason that begins with "ended with " says how its script has ended.
+// The text of messages when a rank leaves. A reason that begins with "ended with " tells how its script ended.
 inline std::string departure_text(int rank, const std::string& reason) {
   const bool is_end = reason.rfind("ended with ", 0) == 0;
   return "rank " + std::to_string(rank) + (is_end ? " " : " has left: ") + reason;
 }
 
-// `rank`: the label of the rank. The text names the rank and the reason. If a process has died, that is the cause, not
-// that a rank leaves because of it.
+// `rank`: the label of the rank. The text names the rank and the reason. If a process has died, the text names the
+// death, not the ranks that leave because of it.
 struct Departed : Error {
   Departed(int gone, Failure why)
       : Error(departure_text(gone, why.text), why.code == ErrorCode::dead ? ErrorCode::dead : ErrorCode::departed,

@@ -1,4 +1,4 @@
-// What holds in forks of a process.
+// Support for forks of the process.
 #pragma once
 
 #include <pthread.h>
@@ -12,12 +12,12 @@
 
 namespace mykv {
 
-// Differs between a process and its forks, which share all that was made before the fork. So an object can tell whether
-// this process is a fork of the process that made it; costs no system call, as getpid() does.
+// Differs between a process and its forks. So an object can tell whether this process is a fork of its creator. Unlike
+// getpid(), it costs no system call.
 uint32_t fork_number();
 
-// The only T of the process, never destroyed. Its member `mutex` is made again in a fork, since another thread may have
-// held it.
+// The only T of the process, never destroyed. Its member `mutex` is reinitialized in a fork, since another thread may
+// have held it.
 template <class T>
 T& usable_in_forks() {
   static T& object = *new T;

@@ -1,5 +1,5 @@
-// All that the shipped core has for tests alone: faults that look to it as if MPI, the machine or another host had
-// caused them, and one check. The module for tests plants the faults; without it none ever is.
+// The shipped core's only hooks for tests: simulated faults of MPI, the machine or another host, and one check. Only
+// the test module plants faults.
 #pragma once
 
 #include <atomic>
@@ -16,20 +16,20 @@ namespace mykv::testing {
 enum class Fault { mpi, memory, message, notice, late, ring, linger, entries };
 constexpr const char* kFaults[] = {"mpi", "memory", "message", "notice", "late", "ring", "linger", "entries"};
 
-// For each kind, at which of its next chances the fault happens, 1 being the next; of entries, at how many of its next
-// chances; 0 and less: no fault is planted.
-// Exported, so that the module for tests (csrc/testing/) finds it by its name in the core that is loaded.
+// For each kind: at which of the next opportunities the fault happens (1: the next); for `entries`, at how many of the
+// next opportunities. 0 or less: never.
+// Exported, so that the test module (csrc/testing/) finds it by name in the loaded core.
 extern "C" __attribute__((visibility("default"))) std::atomic<int64_t> mykv_planted_faults[std::size(kFaults)];
 
 // Whether the environment variable MYKV_TEST_LOCK_ORDER is set: the runtime then checks the order of its locks.
 bool checks_lock_order();
 
-// Whether the fault happens at this chance. Costs one load if no fault is planted.
+// Whether the fault happens at this opportunity. Costs one load if no fault is planted.
 inline bool is_planted(Fault fault) {
   std::atomic<int64_t>& planted = mykv_planted_faults[static_cast<size_t>(fault)];
   return planted.load(std::memory_order_relaxed) > 0 && planted.fetch_sub(1) == 1;
 }
-// The same for a fault that happens at each of its next chances.
+// The same for a fault that happens at each of the next opportunities.
 inline bool is_planted_each(Fault fault) {
   std::atomic<int64_t>& planted = mykv_planted_faults[static_cast<size_t>(fault)];
   return planted.load(std::memory_order_relaxed) > 0 && planted.fetch_sub(1) > 0;

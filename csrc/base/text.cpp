@@ -12,7 +12,7 @@ constexpr size_t kLongestCharacter = 4;
 
 bool continues(char byte) { return (static_cast<uint8_t>(byte) & 0xC0) == 0x80; }
 
-// Bytes of the character with which the text begins; 0: it begins with none.
+// Length of the first character in bytes; 0: no valid character.
 size_t character(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t first = byte(0);

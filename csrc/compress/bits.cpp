@@ -37,7 +37,7 @@ class OneBit : public TypedCompressor<OneBit> {
 
 std::shared_ptr<const Compressor> make_1bit(Parameters& parameters) { return std::make_shared<OneBit>(parameters); }
 
-// '2bit', MXNet's own: of each element threshold, -threshold or nothing is sent, in two bits. N. Strom, "Scalable
+// '2bit', MXNet's own: each element is sent as threshold, -threshold or nothing, in two bits. N. Strom, "Scalable
 // Distributed DNN Training Using Commodity GPU Cloud Computing", Interspeech 2015, sends the same values as a sparse
 // list; the two bits are MXNet's (docs, "Gradient Compression").
 
@@ -73,11 +73,11 @@ class TwoBit : public TypedCompressor<TwoBit> {
 
 std::shared_ptr<const Compressor> make_2bit(Parameters& parameters) { return std::make_shared<TwoBit>(parameters); }
 
-// 'onebit': the signs, times the mean magnitude of the piece (scaling), which is the multiple of the signs that is
-// nearest to the values. S. P. Karimireddy, Q. Rebjock, S. U. Stich and M. Jaggi, "Error Feedback Fixes SignSGD and
-// other Gradient Compression Schemes", ICML 2019; S. Zheng, Z. Huang and J. T. Kwok, "Communication-Efficient
-// Distributed Blockwise Momentum SGD with Error-Feedback", NeurIPS 2019, has it on both ways. Without scaling 1 and -1:
-// J. Bernstein, Y.-X. Wang, K. Azizzadenesheli and A. Anandkumar, "signSGD: Compressed Optimisation for Non-Convex
+// 'onebit': the signs, times the mean magnitude of the piece (scaling), the multiple of the signs that is nearest to
+// the values. S. P. Karimireddy, Q. Rebjock, S. U. Stich and M. Jaggi, "Error Feedback Fixes SignSGD and other Gradient
+// Compression Schemes", ICML 2019; S. Zheng, Z. Huang and J. T. Kwok, "Communication-Efficient Distributed Blockwise
+// Momentum SGD with Error-Feedback", NeurIPS 2019, compresses in both directions. Without scaling 1 and -1: J.
+// Bernstein, Y.-X. Wang, K. Azizzadenesheli and A. Anandkumar, "signSGD: Compressed Optimisation for Non-Convex
 // Problems", ICML 2018.
 
 namespace {

@@ -1,5 +1,5 @@
-// What the file of an instruction set offers to the compressors. Only plain data and function pointers: such a file is
-// compiled with instructions that this CPU may lack, so no inline code may be shared with it.
+// The interface between the file of an instruction set and the compressors. Only plain data and function pointers: such
+// a file is compiled with instructions that this CPU may lack, so no inline code may be shared with it.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +36,8 @@ __attribute__((always_inline)) constexpr size_t packed_bytes(size_t count, int b
 template <typename T>
 struct Dither {
   T factor;      // |value| * factor counts in steps
-  T most;        // the most steps
-  int bits;      // of a code: a bit for the sign, the other bits for the number of the level
+  T most;        // maximum number of steps
+  int bits;      // of a code: one sign bit, and the number of the level
   bool natural;  // the levels are 0, 1, 2, 4, 8, ... steps, otherwise 0, 1, 2, 3, ...
   Draws draws;
 };

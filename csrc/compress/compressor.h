@@ -4,7 +4,7 @@
 // Distributed Training of Speech DNNs", Interspeech 2014; S. P. Karimireddy, Q. Rebjock, S. U. Stich and M. Jaggi,
 // "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019).
 //
-// Nothing here knows MXNet or MPI: pointers to float32 or float64, counts, bytes. The same values, residual, parameters
+// Independent of MXNet and MPI: pointers to float32 or float64, counts, bytes. The same values, residual, parameters
 // and draws give the same bytes on every CPU.
 #pragma once
 
@@ -57,7 +57,7 @@ struct Piece {
 // The values to compress, and the circumstances. Arrays are aligned to their items.
 struct Input {
   const void* values = nullptr;
-  // As many elements: the loss of the last call, replaced by the loss of this call. Null: no loss is kept.
+  // Of the same length: the loss of the last call, replaced by the loss of this call. Null: no loss is kept.
   void* residual = nullptr;
   // The size of one worker's value in the units of thresholds: 1 for the array itself, another number for a scaled sum.
   double unit = 1.0;
@@ -139,7 +139,7 @@ class TypedCompressor : public Compressor {
 
 // The compressors of this build, each in a file of its own, and the choice among them.
 
-// A function takes the parameters that it knows and leaves the others.
+// Each function takes the parameters that it knows and leaves the others.
 std::shared_ptr<const Compressor> make_2bit(Parameters& parameters);
 std::shared_ptr<const Compressor> make_1bit(Parameters& parameters);
 std::shared_ptr<const Compressor> make_onebit(Parameters& parameters);
@@ -147,8 +147,7 @@ std::shared_ptr<const Compressor> make_topk(Parameters& parameters);
 std::shared_ptr<const Compressor> make_randomk(Parameters& parameters);
 std::shared_ptr<const Compressor> make_dithering(Parameters& parameters);
 
-// The compressor of 'name key=value ...', for example 'topk k=0.01 ef=True'. Throws Error, with a sentence for the
-// user.
+// The compressor of 'name key=value ...', for example 'topk k=0.01 ef=True'. Throws Error, with a message for the user.
 std::shared_ptr<const Compressor> make_compressor(const std::string& text);
 
 // The same compressor, made once for each text and never destroyed.

@@ -5,9 +5,9 @@
 // Horvath, A. N. Sahu, M. Canini and P. Richtarik, "Natural Compression for Distributed Deep Learning", MSML 2022.
 //
 // With few levels the error may be larger than the value, and with error feedback it would grow without bound. So with
-// error feedback the result is scaled to its multiple that is nearest to the values (least squares), which never loses
-// more than everything. That unbiased compressors need a factor below 1 for error feedback: A. Beznosikov, S. Horvath,
-// P. Richtarik and M. Safaryan, "On Biased Compression for Distributed Learning", JMLR 2023.
+// error feedback the result is scaled to its multiple that is nearest to the values (least squares), so that the error
+// is at most the value itself. Unbiased compressors need a factor below 1 for error feedback: A. Beznosikov, S.
+// Horvath, P. Richtarik and M. Safaryan, "On Biased Compression for Distributed Learning", JMLR 2023.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -59,7 +59,7 @@ class Dithering : public TypedCompressor<Dithering> {
  private:
   size_t payload_bytes(const Piece& piece) const override { return packed_bytes(piece.count, code_bits(k_)); }
 
-  // The factor with which the decoded values come nearest to the given ones.
+  // The factor that brings the decoded values nearest to the given values.
   template <class T>
   double nearest(const Piece& piece, const T* values, T step, const char* payload) const {
     static thread_local std::vector<T> decoded;

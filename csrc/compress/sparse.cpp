@@ -12,7 +12,7 @@
 
 namespace mykv::compress {
 
-// Messages of some elements: their indices, in ascending order, and their values.
+// Sparse messages: indices in ascending order, and values.
 
 // How many elements are sent: a number for the whole array, or a fraction of it.
 class KeptCount {
@@ -48,8 +48,8 @@ struct Selection {
 };
 
 // collect(indices, keys, bound) finds all elements whose keys are at least `bound`, in the order of their indices, and
-// returns their number. `guess`: a bound that at least k keys should reach, and few more; if fewer keys reach it, all
-// `count` elements are looked at.
+// returns their number. `guess`: a bound that at least k keys, and few more, should reach; if fewer reach it, all
+// `count` elements are searched.
 template <class Key, class Collect>
 void select_largest(Selection<Key>& found, size_t count, size_t k, Key guess, Collect&& collect) {
   found.indices.resize(count);
@@ -62,7 +62,7 @@ void select_largest(Selection<Key>& found, size_t count, size_t k, Key guess, Co
     std::nth_element(found.order.begin(), last, found.order.end(), std::greater<>());
     const Key least = *last;
     const auto larger = std::count_if(found.order.begin(), last, [least](Key key) { return key > least; });
-    size_t equal = k - static_cast<size_t>(larger);  // how many elements with the least key belong to the k
+    size_t equal = k - static_cast<size_t>(larger);  // how many elements with the smallest selected key are selected
     size_t kept = 0;
     for (size_t i = 0; i < candidates; ++i) {
       if (found.keys[i] < least || (found.keys[i] == least && equal == 0)) continue;
@@ -74,7 +74,7 @@ void select_largest(Selection<Key>& found, size_t count, size_t k, Key guess, Co
 
 namespace {
 
-constexpr size_t kShortIndices = size_t{1} << 16;  // elements of a piece whose indices have two bytes
+constexpr size_t kShortIndices = size_t{1} << 16;  // elements of the largest piece with two-byte indices
 
 template <class Index, class T>
 void write_as(const T* values, const uint32_t* indices, size_t kept, T factor, char* payload) {
@@ -147,7 +147,7 @@ template void read_sparse(const Piece&, const char*, size_t, double*);
 
 namespace {
 
-// A compressor that sends k elements; the kind says by encode_values() which.
+// A compressor that sends k elements, which the subclass selects in encode_values().
 template <class Kind>
 class Sparse : public TypedCompressor<Kind> {
  public:
@@ -173,7 +173,7 @@ class Sparse : public TypedCompressor<Kind> {
 
 // 'topk': the k elements of the largest magnitude. A. F. Aji and K. Heafield, "Sparse Communication for Distributed
 // Gradient Descent", EMNLP 2017; S. U. Stich, J.-B. Cordonnier and M. Jaggi, "Sparsified SGD with Memory", NeurIPS
-// 2018: what is lost of n elements is at most 1 - k / n of the squared norm.
+// 2018: of n elements, at most 1 - k / n of the squared norm is lost.
 
 namespace {
 
@@ -240,8 +240,7 @@ class RandomK : public Sparse<RandomK> {
   explicit RandomK(Parameters& parameters)
       : Sparse(parameters), seed_(static_cast<uint64_t>(parameters.whole("seed", 0, 0, INT64_MAX))) {}
 
-  // The same elements are sent of every host's values and of their sum: otherwise an element would have to be chosen
-  // twice to arrive, and would arrive that much later.
+  // All hosts' values and their sum use the same elements: otherwise an element would arrive only when drawn twice.
   bool draws_alike() const override { return true; }
 
   template <class T>
@@ -254,7 +253,7 @@ class RandomK : public Sparse<RandomK> {
                    [&](uint32_t* indices, uint32_t* keys, uint32_t bound) {
                      return compress_path().collect_draws(indices, keys, piece.count, draws, bound);
                    });
-    // Enlarged only once: the sum is compressed with the same draws, so every element that is sent here is sent there.
+    // Scaled up only once: the sum is compressed with the same draws, so it sends the same elements.
     const bool enlarges = !feedback() && !input.again;
     const double factor = enlarges ? static_cast<double>(piece.count) / static_cast<double>(k) : 1;
     write_sparse(piece, values, found.indices.data(), k, static_cast<T>(factor), payload);

@@ -57,7 +57,7 @@ std::shared_ptr<const Event> Event::record(int device, CudaStream stream) {
 }
 
 Event::~Event() {
-  if (forks_ != fork_number()) return;  // the parent's, whose mutex may be locked forever
+  if (forks_ != fork_number()) return;  // belongs to the parent, whose mutex may be locked forever
   std::lock_guard<std::mutex> lock(store().mutex);
   store().events[device_].push_back(event_);
 }
@@ -95,7 +95,7 @@ bool holds(const std::vector<int>& devices, int device) {
   return std::find(devices.begin(), devices.end(), device) != devices.end();
 }
 
-// Calls the function and adds the device to its errors.
+// Calls the function and adds the device to its error texts.
 template <class Use>
 auto on_device(int device, Use&& use) {
   try {

@@ -73,8 +73,8 @@ class Stream {
 // Copies that were begun together.
 class Copies {
  public:
-  // Whether all copies have happened. `late`: devices whose earlier copies in the same streams have not happened; they
-  // are not asked again, and further such devices are added. Throws Error if a device has failed.
+  // Whether all copies are complete. `late`: devices known to have incomplete earlier copies in the same streams; they
+  // are not queried again, and further such devices are added. Throws Error if a device has failed.
   bool happened(std::vector<int>* late);
 
  private:
@@ -85,9 +85,9 @@ class Copies {
 // Not thread-safe.
 class CopyStreams {
  public:
-  // Puts a copy into the stream of `device`, on which one of the addresses lies. Throws Error.
+  // Enqueues a copy in the stream of `device`, which holds one of the addresses. Throws Error.
   void copy(int device, void* to, const void* from, size_t bytes);
-  // All copies since the last successful call. Throws Error if they cannot be tracked; they are under way nevertheless.
+  // All copies since the last successful call. Throws Error if they cannot be tracked; they may still run.
   Copies begun();
   // Drops all copies that are not tracked yet.
   void forget() { used_.clear(); }

@@ -64,7 +64,8 @@ Cuda::Cuda(const Library& library) : path_(library.path()) {
 
 void Cuda::check(int code, const char* what) const {
   if (code == kSuccess) return;
-  if (get_last_error != nullptr) get_last_error();  // clears it: the thread's next caller of CUDA must not get it again
+  if (get_last_error != nullptr)
+    get_last_error();  // clears the error, so that the thread's next CUDA call does not return it
   throw Error(std::string("CUDA failed in ") + what + ": " + get_error_name_(code) + " (" + get_error_string_(code) +
               ")");
 }
@@ -103,7 +104,7 @@ Nccl::Nccl(const Library& library) : path_(library.path()) {
   library.find("ncclGetErrorString", &get_error_string_);
   check(get_version_(&version_), "ncclGetVersion", nullptr);
   if (version_ < kOldestNccl) {
-    // Before 2.9 the number had another form: 1000 * major + 100 * minor + patch.
+    // Before 2.9 the version was 1000 * major + 100 * minor + patch.
     const int version = version_ < 10000 ? version_ / 1000 * 10000 + version_ % 1000 : version_;
     throw Error("the NCCL in " + path_ + " has version " + version_text(version) + "; mykv needs 2.14 or later");
   }
@@ -144,8 +145,8 @@ Libraries& instance() {
   return libraries;
 }
 
-// Loads the first candidate that has `probe` and can be used; otherwise *problem says why each existing candidate
-// cannot be used.
+// Loads the first candidate that has `probe` and can be used; otherwise *problem tells why no existing candidate can be
+// used.
 template <class Api>
 void load_one(const char* what, const char* probe, const std::vector<std::string>& candidates,
               std::unique_ptr<Api>* api, std::string* problem) {

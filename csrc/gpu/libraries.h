@@ -47,7 +47,7 @@ class Cuda {
   // Throws Error when the library is older than CUDA 11.0 or lacks a function.
   explicit Cuda(const Library& library);
 
-  // Throws Error with CUDA's name of the failure, when `code` is one. `what`: the function that gave it.
+  // Throws Error with CUDA's name of the failure, when `code` is one. `what`: the function that returned it.
   void check(int code, const char* what) const;
 
   const std::string& path() const { return path_; }
@@ -138,7 +138,7 @@ class Nccl {
   static constexpr int kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kAverage = 4;
   static constexpr int kScalarHostImmediate = 1;
 
-  // The configuration that every release since 2.14 takes; fields of later releases have their defaults.
+  // The configuration of every release since 2.14; fields of later releases keep their defaults.
   struct Config {
     size_t size = sizeof(Config);
     unsigned magic = 0xcafebeef;

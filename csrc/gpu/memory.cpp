@@ -14,7 +14,8 @@
 namespace mykv::gpu {
 
 namespace {
-constexpr auto kPatience = std::chrono::seconds(30);  // for zeroing; the GPU may have much other work before
+constexpr auto kPatience =
+    std::chrono::seconds(30);  // patience with zeroing; the GPU may have much work queued before it
 
 thread_local bool g_must_not_wait = false;
 
@@ -50,7 +51,7 @@ Memory::Memory(int device, size_t bytes) : device_(device), bytes_(std::max<size
 }
 
 Memory::~Memory() {
-  if (getpid() != process_) return;  // CUDA's objects are the parent's
+  if (getpid() != process_) return;  // CUDA's objects belong to the parent
   if (!g_must_not_wait) {
     free_now(device_, address_);
     return;
@@ -61,7 +62,7 @@ Memory::~Memory() {
       free_now(device, address);
     }).detach();
   } catch (const std::system_error&) {
-    // No thread can be made: the memory stays allocated until the process ends.
+    // No thread can be started: the memory stays allocated until the process ends.
   }
 }
 

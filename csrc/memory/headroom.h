@@ -1,5 +1,5 @@
 // How much memory this process may still take before the kernel kills a process. Beyond the limit of a container
-// (cgroup), or of the machine, fallocate() returns no error: the kernel kills a process. So the limits are read before,
+// (cgroup), or of the machine, fallocate() returns no error: the kernel kills a process. So the limits are read first,
 // and too little memory is an error.
 #pragma once
 

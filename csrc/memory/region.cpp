@@ -34,7 +34,7 @@ size_t Region::rounded(size_t bytes) {
   return size;
 }
 
-// Before sizes are rounded up, which could overflow.
+// Checked before sizes are rounded up, which could overflow.
 void Region::require_possible(size_t bytes) const {
   if (bytes > end_) throw used_up(bytes);
 }
@@ -71,8 +71,8 @@ size_t Region::take(size_t size, bool commits) {
     }
   }
   std::optional<size_t> begin;
-  // Free ranges are kept for large slots: a small slot in a range, which stays, would split the range. But where the
-  // ranges have memory, it is used first.
+  // Free ranges are kept for large slots: a small slot in a range, which stays, would split the range. But ranges that
+  // have memory are used first.
   if (size > kLarge || (keeps_memory_ && size >= kPage)) begin = take_free(size, commits);
   if (!begin) begin = take_new(size, commits);
   if (!begin) {

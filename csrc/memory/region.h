@@ -1,4 +1,4 @@
-// The part of the host's segment in which one rank makes its slots. Every rank allocates in its own region only, so
+// The part of the host's segment in which one rank allocates its slots. Every rank allocates in its own region only, so
 // no allocator state is shared and a dead rank leaves no lock behind. Other ranks address a slot by its offset.
 #pragma once
 
@@ -16,9 +16,9 @@ namespace mykv {
 
 class Region {
  public:
-  // `keeps_memory`: whether memory stays with the segment when slots are released. It must where MPI sends and
-  // receives in slots: a network card that reads memory itself goes on using the pages that MPI has registered, and
-  // MPI does not notice that the kernel has put others in their place.
+  // `keeps_memory`: whether memory stays with the segment when slots are released. It must if MPI sends and receives in
+  // slots: a network card with RDMA keeps using the pages that MPI registered, and MPI does not notice if the kernel
+  // replaces them.
   Region(const Segment& segment, size_t begin, size_t bytes, bool keeps_memory)
       : segment_(segment), keeps_memory_(keeps_memory), next_(begin), end_(begin + bytes) {}
 
@@ -27,8 +27,8 @@ class Region {
   size_t allocate(size_t bytes);
   // As allocate(), but in whole pages, which read as zeros, and without new memory before commit().
   size_t reserve(size_t bytes);
-  // As Segment::commit(), but after an Error the part has no memory, unless memory stays with the segment. The part's
-  // contents must not be needed.
+  // Like Segment::commit(), but after an Error the range has no memory, unless memory stays with the segment. Its
+  // contents may be lost.
   void commit(size_t offset, size_t bytes) const;
   // Releases a slot; `bytes` as in allocate(). Some released slots keep their memory, since training steps ask for the
   // same sizes again and again.

@@ -23,11 +23,11 @@
 
 namespace mykv {
 
-// Shared mappings that a forked child gets as private ones: nothing that the child writes reaches another process.
+// Shared mappings that become private in a forked child, so that its writes reach no other process.
 
-// From now on a fork of this process maps the range again, privately. What the child has not written itself shows what
-// the other processes write. It costs a fork one system call for each range, whatever its size. `fd`: the descriptor
-// that is mapped there, from its beginning; it is open as long as the range.
+// From now on a fork of this process remaps the range privately. Pages that the child has not written show the other
+// processes' writes. A fork costs one system call per range. `fd`: the descriptor that is mapped there, from its
+// beginning; it is open as long as the range.
 void private_in_forks(char* base, size_t bytes, int fd);
 // Call this before the range is unmapped.
 void no_longer_private_in_forks(const char* base);
@@ -52,13 +52,13 @@ void before_fork() { all().mutex.lock(); }
 
 void in_parent() { all().mutex.unlock(); }
 
-// Only calls that are safe in the child of a process with several threads.
+// Only async-signal-safe calls: the child of a threaded process.
 void in_child() {
   SharedRanges& known = all();
   constexpr int kPlace = MAP_FIXED | MAP_NORESERVE;
   for (const SharedRange& one : known.ranges) {
     void* made = mmap(one.base, one.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | kPlace, one.fd, 0);
-    // Where the kernel counts all private memory (vm.overcommit_memory=2), the child may only read.
+    // If the kernel accounts for all private memory (vm.overcommit_memory=2), the child may only read.
     if (made == MAP_FAILED) (void)mmap(one.base, one.bytes, PROT_READ, MAP_PRIVATE | kPlace, one.fd, 0);
   }
   known.ranges.clear();  // a child of the child inherits private memory, and no system call frees this list
@@ -239,8 +239,8 @@ Segment::~Segment() {
 
 void Segment::commit(size_t offset, size_t bytes) const {
   if (!fd_) return;  // private memory is committed when it is touched
-  // What a region has kept of released memory needs nothing more. Descriptors share one position in the file, so only
-  // the result counts.
+  // Memory that a region has kept needs no commit. Descriptors share one position in the file, so only the result
+  // counts.
   const off_t hole = lseek(fd_.get(), static_cast<off_t>(offset), SEEK_HOLE);
   if (hole > static_cast<off_t>(offset)) {
     const size_t kept = std::min(static_cast<size_t>(hole) - offset, bytes);
@@ -250,8 +250,8 @@ void Segment::commit(size_t offset, size_t bytes) const {
   if (bytes == 0) return;
   const CommitLock lock(fd_.get());
   require_headroom(bytes, bytes);
-  // In steps: ranks without the lock, which take memory side by side, see in time what the others have taken. A dozen
-  // of them may take a step each before the reserve is gone.
+  // In steps: so ranks without the lock, which take memory at the same time, notice what others have taken. The reserve
+  // covers a step of a dozen ranks.
   for (size_t done = 0; done < bytes; done += kStep) {
     const size_t step = std::min(kStep, bytes - done);
     if (done > 0) require_headroom(step, bytes);

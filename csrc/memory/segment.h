@@ -13,10 +13,10 @@ namespace mykv {
 class Segment {
  public:
   Segment() = default;
-  // The most bytes that a segment of this process may have (`ulimit -f`).
+  // The largest segment of this process in bytes (`ulimit -f`).
   static size_t largest();
-  // Makes a segment of `bytes` of address space; memory is taken only where it is touched or committed.
-  // If the system allows no shared segment, it is private memory of this process, and *refused says why.
+  // Creates a segment of `bytes` of address space; memory is allocated only when touched or committed.
+  // If the system allows no shared segment, it is private memory of this process, and *refused has the reason.
   static Segment create(size_t bytes, std::string* refused);
   // Maps the segment of a descriptor that another process handed over. Throws Error unless the segment has `bytes`
   // bytes and is sealed against shrinking.
@@ -34,12 +34,12 @@ class Segment {
   size_t bytes() const { return bytes_; }
   int fd() const { return fd_.get(); }
 
-  // Takes memory for [offset, offset + bytes) now, so that a lack of memory is an Error here, not a SIGBUS later.
-  // After an Error a part may have memory.
+  // Allocates memory for [offset, offset + bytes) now, so that a lack of memory is an Error here, not a SIGBUS later.
+  // After an Error some of the range may have memory.
   void commit(size_t offset, size_t bytes) const;
   // Gives the memory of whole pages back to the system; the pages read as zeros afterwards.
   void discard(size_t offset, size_t bytes) const;
-  // Writes zeros over what has memory of whole pages, without giving it back.
+  // Zeroes the whole pages that have memory, without giving it back.
   void clear(size_t offset, size_t bytes) const;
   // Never unmaps the segment: MPI, a GPU or another thread may still write to it.
   void keep_forever() { owned_ = false; }

@@ -1,5 +1,5 @@
 // The functions of MXNet's C API that the bridge calls, found at run time in the library that Python has loaded. So one
-// binary serves every release, and building needs no MXNet. Signatures are declared here as in the releases 1.9 and 2.0
+// binary works with every release, and building needs no MXNet. Signatures are those of releases 1.9 and 2.0
 // (include/mxnet/c_api.h).
 #pragma once
 
@@ -18,7 +18,7 @@ struct Context {
 constexpr int kCpu = 1, kGpu = 2, kCpuPinned = 3, kCpuShared = 5;
 
 // FnProperty. In every case the operation signals completion by a callback.
-constexpr int kAsync = 4;           // run where it becomes ready, also in the thread that pushes
+constexpr int kAsync = 4;           // run in the thread that makes it ready, possibly the pushing thread
 constexpr int kCpuPrioritized = 3;  // run by a worker for the CPU
 
 // The callback by which an asynchronous operation reports to the engine (Engine::CallbackOnComplete, CallbackOnStart).

@@ -18,8 +18,8 @@ namespace mykv::mxnet {
 
 namespace {
 
-// Of an error behind this name MXNet raises an exception of that class, which kvstore_plugin/compat/errors.py
-// registers. This is the one text that anything is decided by: an engine's error is a text, and MXNet reads it.
+// An error text with this prefix makes MXNet raise the class that kvstore_plugin/compat/errors.py registers. It is the
+// only text that code depends on: an engine's error is a text, and MXNet parses it.
 constexpr const char* kLostClass = "WorkersLost: ";
 constexpr const char* kMykv = "mykv: ";
 constexpr const char* kNotTaken = "MXNet's engine has not taken the operation";
@@ -78,7 +78,7 @@ namespace {
 
 // Arrays of operations that have failed. The engine frees no array that carries an error, not even later: it leaves out
 // the operation that frees. So these arrays are released at the next push of an operation: by then the program has read
-// the error of its last one, which takes the error out of all arrays of the operation.
+// the error of its last operation, which clears the error of all its arrays.
 struct Unreleased {
   std::mutex mutex;
   std::vector<Handle> arrays;
@@ -106,8 +106,7 @@ void release_now(const Api& api) {
 
 }  // namespace
 
-// One pushed operation. The engine has a pointer to a std::shared_ptr to it; after its last use the engine runs the
-// deleter.
+// One pushed operation. The engine holds a pointer to a std::shared_ptr of it, and runs the deleter after its last use.
 struct Pushed {
   Pushed(const Api& a, std::shared_ptr<Runtime> r) : api(a), runtime(std::move(r)) {}
   Pushed(const Pushed&) = delete;
@@ -141,8 +140,8 @@ struct Failing {
   std::recursive_mutex mutex;
 };
 
-// The operations that have failed in this process. MXNet keeps only the texts of their errors. A mutex of their own,
-// since a thread that reads them has Python's lock, and what the engine does under Failing::mutex may need that lock.
+// The operations that have failed in this process. MXNet keeps only the texts of their errors. They have their own
+// mutex, since a thread that reads them has the GIL, and code under Failing::mutex may need the GIL.
 struct Failures {
   std::mutex mutex;
   std::map<ErrorCode, FailureCount> by_code;
@@ -151,9 +150,9 @@ struct Failures {
 Failures& all_failures() { return usable_in_forks<Failures>(); }
 std::atomic<uint64_t> g_pushed_operations{0};
 std::atomic<uint64_t> g_failed_operations{0};
-// By the scope of its name ("trainer0"), a failed operation of a step concerns the updates of one trainer.
+// The scope in its name ("trainer0") ties a failed operation of a step to one trainer's updates.
 struct StepFailures {
-  // Failed operations, without those of the steps of other scopes.
+  // Failed operations, except those in steps of other scopes.
   uint64_t concerning(const std::string& scope) const {
     const auto own = by_scope.find(scope);
     return all - of_steps + (own == by_scope.end() ? 0 : own->second);
@@ -192,8 +191,8 @@ void note_cause(const Failure& error) {
   all_failures().last_cause = readable(error.text);
 }
 
-// Why an operation is refused that the engine leaves out. The engine does not tell the error of the array, and the
-// other ranks may know nothing of it.
+// The reason for refusing an operation that the engine skips. The engine does not report the array's error, and the
+// other ranks may not know it.
 std::string inherited_error() {
   const std::lock_guard<std::mutex> lock(all_failures().mutex);
   const std::string& cause = all_failures().last_cause;
@@ -202,7 +201,7 @@ std::string inherited_error() {
 }
 
 void fail(const EngineCallback& callback, Failure error, const std::string& scope) {
-  error.text = readable(error.text);  // MXNet and pybind11 raise UnicodeDecodeError in place of an unreadable text
+  error.text = readable(error.text);  // MXNet and pybind11 raise UnicodeDecodeError for text that is not UTF-8
   count_failure(error, scope);
   const EngineError engine_error((error.code == ErrorCode::dead ? kLostClass : "") + error.text);
   const std::lock_guard<std::recursive_mutex> lock(usable_in_forks<Failing>().mutex);
@@ -318,12 +317,12 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
   const bool is_sum = step == StepPhase::some || step == StepPhase::last;
   std::string scope = step == StepPhase::none ? std::string() : scope_of(requests.front().name);
   if (is_sum) note_sum_begins(step == StepPhase::last);
-  // From here on *pushed may be gone: done() can run at once, and the engine deletes the operation with it.
+  // From here on *pushed may be deleted: done() can run at once, and then the engine deletes the operation.
   const std::shared_ptr<Runtime> runtime = pushed->runtime;
   post_all(
       runtime, std::move(requests), pushed->call.chained,
       [on_complete, step, is_sum, scope = std::move(scope), failure = pushed->failure, pushed](const Failure* error) {
-        if (error != nullptr) pushed->has_failed = true;  // it is there until complete() is called
+        if (error != nullptr) pushed->has_failed = true;  // valid until complete() is called
         if (is_sum) note_sum_ends();
         if (step == StepPhase::weights) note_updated();
         if (error != nullptr && failure) *failure = *error;
@@ -340,7 +339,7 @@ void fail_as_asked(void*, void* on_complete, void* text) {
   fail(*static_cast<EngineCallback*>(on_complete), *static_cast<const std::string*>(text), {});
 }
 
-// Work of this rank alone. The engine has a pointer to it, and runs the deleter after its last use.
+// Work of this rank alone. The engine holds a pointer to it, and runs the deleter after its last use.
 struct LocalWork {
   LocalWork(const Api& a, const std::vector<Handle>& given) : api(a) {
     for (Handle array : given) arrays.push_back(api.retain(array));
@@ -431,8 +430,8 @@ void* for_engine_of(const Api& api) {
   return api.major() == 1 ? reinterpret_cast<void*>(function) : reinterpret_cast<void*>(&start_and_run<function>);
 }
 
-// Posts refusals for an operation that the engine does not call, so that the other ranks hear of it. False if the
-// engine has called it.
+// Posts refusals for an operation that the engine does not call, to tell the other ranks. False if the engine has
+// called it.
 bool refuse(Pushed& pushed, const std::string& reason) {
   if (pushed.taken.exchange(true)) return false;
   std::vector<Request> requests = std::move(pushed.call.requests);
@@ -557,9 +556,9 @@ void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::st
   }
   ++g_pushed_operations;
   const std::string shown = "mykv " + name;
-  // Also with arrays on GPUs the engine gets a CPU operation. Only for CPU operations does MXNet 2.0, whose engine goes
-  // on before kernels have run ("Async"), wait for the kernels; in the thread that pushes it would not. And a GPU
-  // operation ends with a wait for a whole stream, in our thread.
+  // The engine gets a CPU operation even for arrays on GPUs. MXNet 2.0's engine continues before kernels have run
+  // ("Async") and waits for the kernels only before CPU operations that do not run in the pushing thread. And a GPU
+  // operation would end with a wait for a whole stream, in our thread.
   const std::vector<Request>& requests = pushed->call.requests;
   const bool on_gpu =
       std::any_of(requests.begin(), requests.end(), [](const Request& r) { return r.devices != nullptr; });
@@ -573,7 +572,7 @@ void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::st
               priority, shown.c_str());
   } catch (const Error& error) {
     // The turn is taken, so the other ranks wait for this rank. Whether the engine has run the deleter, or will, is
-    // unknown: so the pointer that it was given stays valid, and only the object behind it is emptied.
+    // unknown: so the engine's pointer stays valid, and only the object behind it is emptied.
     if (refuse(*pushed, kNotTaken)) pushed->release();
     throw FailedOperation(kMykv + (std::string(kNotTaken) + ": " + error.failure()));
   }

@@ -47,14 +47,14 @@ class HeldArrays {
 };
 
 struct Pushed;
-class PreparedOperation;  // what does not change between the operations on a bucket
+class PreparedOperation;  // the constant part of the operations on a bucket
 
-// Whether the updates of a step have failed on this rank alone: the sums have succeeded, and so they have on all ranks,
-// but an update has not. The operations that note it run one after another, since each waits for the one before.
+// Whether the updates of a step have failed on this rank alone: the sums succeeded, on all ranks, but an update failed.
+// The operations that note it run one after another, since each waits for the previous one.
 struct UpdateWatch {
   UpdateWatch(uint64_t which, const std::string& names);
-  const uint64_t key;        // which updates, as the caller calls them
-  const std::string scope;   // of the names of the step's operations: a failure in another trainer's step is no reason
+  const uint64_t key;       // which updates, as the caller calls them
+  const std::string scope;  // of the names of the step's operations: a failure in another trainer's step does not count
   uint64_t failures_before;  // failed operations when the step began, see take_failed_updates()
   std::atomic<bool> summed{false};
   std::atomic<bool> updated{false};
@@ -80,13 +80,13 @@ class Bridge {
   // empty: the next turn under its own name.
   void push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const PreparedOperation>& prepared,
             const std::string& label, const std::string& turn_of) const;
-  // An operation without effect that writes the arrays: a reader of any of them waits for all operations that were
-  // pushed on any of them. `ends_step`: it stands behind updates of a step, whose time counts.
-  // With a watch it also notes whether all of them have succeeded.
+  // A no-op that writes the arrays: a reader of any array waits for all operations that were pushed on any of them.
+  // `ends_step`: it follows updates of a step, whose time is measured. With a watch it also notes whether all of them
+  // succeeded.
   void push_fence(const HeldArrays& arrays, bool ends_step, const std::shared_ptr<UpdateWatch>& watch = nullptr) const;
-  // Notes in a watch that none of the arrays carries an error, when all that writes them by now has run.
+  // When all operations pushed so far that write the arrays have run: notes in a watch that no array carries an error.
   void push_look(const HeldArrays& arrays, const std::shared_ptr<UpdateWatch>& watch) const;
-  // Judges a watch when all that writes the array by now has run or been skipped.
+  // Evaluates a watch when all operations pushed so far that write the array have run or were skipped.
   void push_verdict(Handle array, const std::shared_ptr<UpdateWatch>& watch) const;
   // Work of this rank alone, on a worker of the engine for the CPU; it gets the memory of the arrays, which it may
   // write.
@@ -103,10 +103,10 @@ class Bridge {
   bool blocking_;
 };
 
-// How many operations this process has handed to MXNet's engine. They may end much later.
+// The number of operations that this process has handed to MXNet's engine. They may end much later.
 uint64_t pushed_operations();
 
-// How many operations of this process have failed.
+// The number of failed operations of this process.
 uint64_t failed_operations();
 
 // The same by the code of their errors, with the text of the last error. MXNet keeps only a text.

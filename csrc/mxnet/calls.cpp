@@ -44,13 +44,13 @@ namespace {
 
 std::string device_text(int gpu) { return gpu < 0 ? "in host memory" : "on GPU " + std::to_string(gpu); }
 
-// The arrays of one call cannot be exchanged together: on devices as given.
+// The error for arrays of one call on these different devices.
 Error different_devices(const std::string& what, int one, int other) {
   return Error(what + " are on different devices: " + device_text(one) + " and " + device_text(other) +
                ". Copy them to one device first");
 }
 
-// Where the arrays of one request are: all in host memory, or all on GPUs.
+// The location of a request's arrays: all in host memory, or all on GPUs.
 class Devices {
  public:
   void read(const Description& array) { add(array, &memory_.inputs); }
@@ -98,7 +98,7 @@ void require_pairs(const std::vector<Handle>& inputs, const std::vector<Handle>&
               std::to_string(outputs.size()) + ". Give an output for each input");
 }
 
-// An input and an output whose rows are moved: they differ only in the number of rows.
+// Checks an input and an output whose rows are moved: they may differ only in the number of rows.
 Description describe_rows(const Api& api, Handle input, Handle output, size_t input_rows, size_t output_rows,
                           Devices* devices) {
   const Description in = describe(api, input), out = describe(api, output);
@@ -169,7 +169,7 @@ std::shared_ptr<const std::vector<Shard>> shards_of_rows(const std::vector<size_
   return shards;
 }
 
-// Arrays of one dtype as one operation, in which they follow each other, and its division into shards.
+// Arrays of one dtype as one operation, concatenated, and its division into shards.
 struct Shards {
   Shards(const Common& common, const std::vector<Handle>& arrays, const std::vector<ArrayShard>& division);
   DType dtype = DType::float32;
@@ -225,7 +225,7 @@ void push_broadcasts(const Common& common, Handle input, Handle output, const De
                      const std::vector<size_t>& rows, const std::vector<size_t>& take,
                      const std::vector<size_t>& skip) {
   const auto me = static_cast<size_t>(common.runtime->world().rank());
-  struct Window {  // of one broadcast: the elements that this rank keeps, and where in the output (bytes) they go
+  struct Window {  // of one broadcast: the elements that this rank keeps, and their position in the output (bytes)
     size_t begin;
     size_t count;
     size_t offset;
@@ -263,8 +263,8 @@ void push_broadcasts(const Common& common, Handle input, Handle output, const De
   push(common, std::move(call));
 }
 
-// Whether the exchange goes as one NCCL operation from each rank to each rank. All ranks choose alike: they have agreed
-// on where their arrays lie, and NCCL serves all ranks or none.
+// Whether the exchange is one NCCL operation from each rank to each rank. All ranks choose alike: they have agreed on
+// the locations of their arrays, and all ranks can use NCCL or none.
 bool goes_as_one(const Common& common, const Devices& devices) {
   const std::shared_ptr<const DeviceMemory> memory = devices.memory();
   Operation operation = common.operation;
@@ -397,7 +397,7 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
   for (const DtypeGroup& group : groups) {
     Operation operation = common.operation;
     operation.set_arrays(group.dtype, group.count);
-    // All names begin with that of the group, by which they are forgotten.
+    // All names begin with the group's name, so that forget() drops them.
     std::string name = common.name + (call.requests.empty() ? "" : group.suffix());
     // Other ranks may have other device numbers, so the name has the position of the device, not its number.
     const auto position = std::find(gpus.begin(), gpus.end(), group.gpu) - gpus.begin();

@@ -1,6 +1,6 @@
 // The collective operations on MXNet's arrays, as requests for the core. Each function pushes one engine operation,
-// which takes this rank's next turn under `name`. It throws Error, and pushes nothing, if this rank can see that its
-// arrays do not fit.
+// which takes this rank's next turn under `name`. It throws Error, and pushes nothing, if this rank's arrays are
+// invalid.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ struct Common {
 // outputs[k] = scale * the sum (or other operator) over all ranks and all inputs.
 void push_allreduce(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs);
 
-// outputs[k] = the root's bits; on other ranks only the shape and dtype of `input` count.
+// outputs[k] = the root's bits; on other ranks only the shape and dtype of `input` matter.
 void push_broadcast(const Common& common, Handle input, const std::vector<Handle>& outputs);
 
 // outputs[i] = inputs[i] reduced over all ranks; one request for each dtype and device, one after the other.
@@ -65,8 +65,8 @@ void push_reduce_to_owners(const Common& common, const std::vector<Handle>& arra
                            const std::vector<ArrayShard>& division, const std::vector<Handle>& own,
                            const std::vector<Handle>& next);
 
-// On all ranks each element of the arrays gets the bits that it has on its owner. `fenced`: arrays that may not be read
-// before the operation has run; it does not touch them, and if it fails they carry the error.
+// Copies each element of the arrays from its owner to all ranks. `fenced`: arrays that may not be read before the
+// operation has run; it does not touch them, and if it fails they carry the error.
 void push_gather_from_owners(const Common& common, const std::vector<Handle>& arrays,
                              const std::vector<ArrayShard>& division, const std::vector<Handle>& fenced);
 

@@ -14,8 +14,8 @@ struct Clock {
   std::mutex mutex;
   StepTimes times;
   int under_way = 0;
-  int64_t since = 0;      // when under_way was 0 last, or the last gradients came
-  bool has_last = false;  // the last gradients are there, and their step is under way
+  int64_t since = 0;      // when under_way was last 0, or the last gradients were ready
+  bool has_last = false;  // the last gradients are ready, and their step is under way
   int64_t summed = 0;     // when a sum ended
   int64_t updated = 0;    // when a fence behind updates ran
 };

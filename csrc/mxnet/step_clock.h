@@ -1,5 +1,5 @@
-// Times of training steps in this process, for the statistics: how long the sums of gradients were under way, how much
-// of that backward ran, and how long the updates took.
+// Times of training steps in this process, for the statistics: how long gradients were being summed, for how much of
+// that time backward ran, and how long the updates took.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ struct StepTimes {
   int64_t updating_ns = 0;    // from the sums until the updates of the weights had run
 };
 
-// Thread-safe. The engine's threads call these as it runs operations of a step; of other operations nothing is noted.
+// Thread-safe. The engine's threads call these as it runs operations of a step; other operations are ignored.
 void note_sum_begins(bool last);
 void note_sum_ends();
 void note_updated();

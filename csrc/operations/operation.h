@@ -1,4 +1,4 @@
-// What the ranks do together: the fields of a request that must be the same on all ranks.
+// A collective operation: the fields of a request that must be the same on all ranks.
 //
 // How an operation is divided:
 //
@@ -36,7 +36,7 @@ class Compressor;
 // Only NCCL has alltoall: shard i * size + j of the request goes from rank i to rank j.
 enum class Kind : uint8_t { allreduce = 0, broadcast = 1, reduce = 2, alltoall = 3 };
 
-// Where the shares of an operation lie, and by what they are combined.
+// The location of an operation's shares, and how they are combined.
 enum class DataPath : uint8_t {
   host = 0,  // in the memory of the processes, through slots in the host's segment
   staged,    // on GPUs, through slots in the host's segment
@@ -49,7 +49,7 @@ struct Operation {
   ReduceOp reduce_op = ReduceOp::sum;
   int32_t root = 0;  // broadcast: the rank whose bits all ranks get; reduce: the rank that gets the result
   bool has_concurrent_roots =
-      false;              // broadcast: other ranks broadcast in the same call, so the links are equally busy
+      false;              // broadcast: other ranks broadcast in the same call, so all links are equally busy
   double scale = 1.0;     // allreduce, reduce: applied once to the reduced value
   size_t count = 0;       // elements
   int32_t priority = 0;   // higher runs first

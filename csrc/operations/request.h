@@ -54,17 +54,16 @@ char* one_span(const std::vector<Span>& spans, const Range& range, size_t width)
   return found;
 }
 
-// Which operations are the sums of a training step, and which come after its updates. Only the statistics need it;
-// nothing is decided by it.
+// Marks the sums of a training step, and the operations after its updates. Used only for statistics.
 
 enum class StepPhase : uint8_t {
   none,
   some,
-  last,     // of the gradients that backward writes last: when they are there, backward has ended
-  weights,  // no sum: the new weights, from the workers that have updated them
+  last,     // of the gradients that backward writes last: when they are ready, backward has ended
+  weights,  // not a sum: updated weights, copied from their owners
 };
 
-// Phase of the operations that a thread asks for next. Python sets it around the calls of a step.
+// Phase of the thread's next operations. Python sets it around the calls of a step.
 inline thread_local StepPhase next_step_phase = StepPhase::none;
 
 // Phase of this thread's next request. A step has one request that is `last`; the requests after it are `some`.
@@ -74,8 +73,8 @@ inline StepPhase take_step_phase() {
   return phase;
 }
 
-// The order in which a rank's operations were asked for, and the oldest operation that has not ended. Operations begin
-// in another order: MXNet's engine runs what is ready first, and priorities count.
+// The order of a rank's calls, and the oldest operation that has not ended. Operations begin in another order, by
+// readiness in MXNet's engine and by priority.
 
 class Tickets;
 
@@ -132,7 +131,7 @@ struct Shard {
   int32_t root = 0;
 };
 
-// Where the memory of a request on GPUs lies.
+// The GPUs that hold the memory of a request.
 struct DeviceMemory {
   std::vector<int> inputs;   // the GPU of each input; of a scattered request, of each source
   std::vector<int> outputs;  // the GPU of each output or target
@@ -156,22 +155,22 @@ struct Request {
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   // Instead of inputs and outputs: the share is gathered from `sources`, and the result scattered to `targets`. Neither
-  // needs to cover all elements. Both are in the order of their elements. Of a reduce only the root's targets are
-  // written, of a broadcast only the root's sources read.
+  // needs to cover all elements. Both are in the order of their elements. In a reduce only the root's targets are
+  // written, in a broadcast only the root's sources are read.
   bool scattered = false;
   std::vector<Source> sources;
   std::vector<Target> targets;
   // Instead of inputs, outputs, sources and targets: the share is in the host's segment already, at this offset. The
   // result replaces it.
   std::optional<uint64_t> in_place;
-  // If set, inputs, outputs, sources and targets are addresses on GPUs, and operation.road is the way of their data.
+  // If set, inputs, outputs, sources and targets are addresses on GPUs, and operation.road is their path.
   std::shared_ptr<const DeviceMemory> devices;
   std::shared_ptr<const void> owner;  // keeps the memory alive until done was called
   // Called once, from any thread: with null when outputs hold the result, otherwise with the cause.
   std::function<void(const Failure* error)> done;
   // A thread is about to wait for it by Runtime::stand_in(), so the runtime's thread need not be awake for it.
   bool awaited = false;
-  // The thread that posts it may stay awake for it for a moment, see Runtime::post().
+  // The posting thread may spin briefly for it, see Runtime::post().
   bool may_linger = false;
 };
 

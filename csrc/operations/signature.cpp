@@ -33,7 +33,7 @@ std::string shards_text(const std::vector<Shard>& shards) {
   return kOwners + std::to_string(shards.size()) + " shards (division " + digest + ")";
 }
 
-// As step_label.py begins its texts.
+// The prefix that step_label.py uses.
 const std::string kBatchSize = "batch size ";
 const std::string kLearningRate = "learning rate ";
 const std::string kDevices = "devices: ";
@@ -59,7 +59,7 @@ std::string joined(const std::vector<std::string>& options) {
   return text;
 }
 
-// What a signature says about the arrays: ' of float32 (3, 4)'.
+// The arrays in a signature: ' of float32 (3, 4)'.
 std::string arrays_of(const std::string& signature) {
   const size_t division = signature.find("(division "), label = signature.find(kAfterLabel);
   const size_t of = signature.find(" of ", division != std::string::npos ? division
@@ -68,7 +68,7 @@ std::string arrays_of(const std::string& signature) {
   return of == std::string::npos ? "" : signature.substr(of);
 }
 
-// The same without what is behind the shape: where the arrays are, and how they travel.
+// The same without the text after the shape: the arrays' location and path.
 std::string shape_of(const std::string& signature) {
   std::string text = arrays_of(signature);
   for (const std::string& rest : {std::string(", as "), std::string(", compressed by "), kOnGpu})
@@ -76,7 +76,7 @@ std::string shape_of(const std::string& signature) {
   return text;
 }
 
-// What to do, as the end of an error. `one` and `other` are what it shows of the two signatures.
+// The advice at the end of an error. `one` and `other`: the shown parts of the two signatures.
 std::string remedy(const std::string& one, const std::string& other, const std::string& signature,
                    const std::string& other_signature) {
   const auto label_of = [](const std::string& text) { return text.substr(0, text.find(kAfterLabel) + 1); };

@@ -12,12 +12,12 @@ namespace mykv {
 // '(3, 4)', '(3,)', '()'.
 std::string shape_text(const std::vector<size_t>& shape);
 
-// `root_label`: what messages call the operation's root. `label`: more text that must be equal on all ranks, or empty.
+// `root_label`: the operation's root in messages. `label`: more text that must be equal on all ranks, or empty.
 // `shards`: the shards that replace the operation's root, or null.
 std::string signature_of(const Operation& operation, const std::string& shape, int root_label, const std::string& label,
                          const std::vector<Shard>* shards = nullptr);
 
-// The signature behind its label; the signature alone if the label is empty.
+// The signature after its label; the signature alone if the label is empty.
 std::string labelled(const std::string& label, const std::string& signature);
 
 // Separates the options of a label. An error shows only the options that differ.

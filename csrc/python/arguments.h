@@ -19,15 +19,15 @@ namespace mykv {
 // The errors of the core as exceptions of Python, with their codes and ranks as attributes.
 
 void bind_errors(pybind11::module_& m);
-// What is raised for operations that fail inside a push: MXNetError. None: RuntimeError.
+// The class raised for operations that fail inside a push: MXNetError. None: RuntimeError.
 void set_failure_type(const pybind11::object& type);
 // Throws ValueError if there is no such code.
 ErrorCode error_code_of(const std::string& name);
 
-// A text of Python for a message.
+// A Python string for a message.
 
-// Any str: what is not Unicode, such as a part of a file's name in another encoding, is written as an escape. As a
-// std::string pybind11 would refuse it, and a rank could not tell the other ranks why it refuses.
+// Any str: surrogates, such as from a file name in another encoding, become escapes. pybind11 would reject them in a
+// std::string, and a rank could not tell the other ranks why it refuses.
 struct Reason {
   std::string text;
 };

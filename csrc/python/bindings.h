@@ -1,19 +1,18 @@
-// What the module consists of in addition to its classes with a header of their own: each function binds the subject of
-// its file.
+// The module's bindings that have no header of their own: each function binds the subject of its file.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 namespace mykv {
 
-void bind_group(pybind11::module_& m);          // the class Group, and its methods as functions that act on the world
+void bind_group(pybind11::module_& m);          // the class Group, and its methods as functions for the world
 void bind_buffer(pybind11::module_& m);         // the memory of buckets
-void bind_prepared(pybind11::module_& m);       // an operation on a bucket, made once and pushed in each step
-void bind_fence(pybind11::module_& m);          // an operation without effect, also made once
+void bind_prepared(pybind11::module_& m);       // an operation on a bucket, created once and pushed in each step
+void bind_fence(pybind11::module_& m);          // a no-op, also created once
 void bind_world(pybind11::module_& m);          // starts and ends the groups; after bind_group(): signatures name Group
 void bind_build_facts(pybind11::module_& m);    // MPI, compiler, kernels and transports: built, and in use
 void bind_gpu(pybind11::module_& m);            // GPUs
-void bind_late_views(pybind11::module_& m);     // memory whose views end late
+void bind_late_views(pybind11::module_& m);     // memory whose views may outlive Python's lock
 void bind_mxnet(pybind11::module_& m);          // the MXNet of this process
 void bind_gradient_norm(pybind11::module_& m);  // mxnet/gradient_norm.h
 void bind_timeline(pybind11::module_& m);
@@ -21,11 +20,11 @@ void bind_failed_end(pybind11::module_& m);   // failing processes end at once a
 void bind_mpi_exit(pybind11::module_& m);     // the end of MPI: when Python exits, or when the user finalizes MPI
 void bind_stall_watch(pybind11::module_& m);  // the stall watch of all groups, for a thread of Python
 
-// Gives memory back whose views have ended (memory.cpp), with Python's lock. Python calls it soon on its main thread;
-// call it before memory is asked for.
+// Releases memory whose views have ended (memory.cpp), with the GIL. Python calls it soon on its main thread; call it
+// before allocating memory.
 void drop_returned_memory();
 
-// From now on all groups leave when MPI is finalized.
+// Makes all groups leave when MPI is finalized.
 void watch_finalize();
 
 }  // namespace mykv

@@ -153,31 +153,30 @@ void bind_buffer(py::module_& m) {
                                static_cast<py::ssize_t>(b.bytes()));
       })
       .def("commit", &Buffer::commit, py::arg("nbytes"), py::call_guard<WithoutGil>(),
-           "Take memory for the first `nbytes` bytes; raises Error when there is none left.")
+           "Allocate memory for the first `nbytes` bytes; raises Error when memory is out.")
       .def_property_readonly(
           "attached", [](const Buffer& b) { return !b.runtime()->left(); }, "Whether its group still runs.")
       .def_property_readonly("nbytes", &Buffer::bytes);
 }
 
 void bind_fence(py::module_& m) {
-  py::class_<Fence>(
-      m, "Fence",
-      "An operation of MXNet's engine without effect: reading one of its arrays waits for all operations\n"
-      "that were pushed on any of its arrays.")
+  py::class_<Fence>(m, "Fence",
+                    "A no-op of MXNet's engine: reading one of its arrays waits for all operations\n"
+                    "that were pushed on any of its arrays.")
       .def(py::init<const Handles&, const Handles&, uint64_t, std::string>(), py::arg("arrays"),
            py::arg("gradients") = Handles(), py::arg("key") = 0, py::arg("names") = "",
-           "names: what the names of the operations that sum the gradients begin with.")
+           "names: the prefix of the names of the operations that sum the gradients.")
       .def("begin", &Fence::begin,
            "Call this before updates from the gradients: if they fail on this rank and the gradients carry no error,\n"
            "take_failed_updates() has the key.")
       .def("push", &Fence::push, py::arg("ends_step") = false, py::arg("broken") = false,
-           "Put it behind the operations that are pushed by now. With ends_step these are updates of a step; with\n"
+           "Put it after the operations that are pushed so far. With ends_step these are updates of a step; with\n"
            "broken some of the updates were not pushed.");
 }
 
 void bind_prepared(py::module_& m) {
   py::class_<PreparedBucket>(
-      m, "PreparedBucket", "The same as an operation of MXNet's engine that writes `arrays`, which lie in the bucket.")
+      m, "PreparedBucket", "The same as an operation of MXNet's engine that writes `arrays`, which are in the bucket.")
       .def(py::init<const std::string&, std::shared_ptr<Buffer>, size_t, size_t, const std::string&, const std::string&,
                     const std::vector<uintptr_t>&, const std::string&, double, int, const std::string&,
                     const BucketShards&>(),
@@ -191,7 +190,7 @@ void bind_prepared(py::module_& m) {
            py::arg("layout"), py::arg("arrays"), py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0,
            py::arg("wire") = "", py::arg("shards") = BucketShards())
       .def("push", &PreparedBucket::push, py::arg("label") = "", py::arg("turn_of") = "",
-           "Start it once more. The label must be the same on all ranks, and shows in the error where it is not. With\n"
+           "Start it again. The label must be the same on all ranks; if it differs, the error shows it. With\n"
            "turn_of it takes the last turn under that name.");
 }
 

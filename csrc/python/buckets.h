@@ -33,12 +33,12 @@ class PreparedBucket {
 // later operation would run then.
 class Fence {
  public:
-  // `gradients`: what updates read; `key`: what take_failed_updates() calls the updates; `names`: what the names of the
-  // operations that sum the gradients begin with.
+  // `gradients`: read by the updates; `key`: of the updates in take_failed_updates(); `names`: prefix of the names of
+  // the operations that sum the gradients.
   Fence(const Handles& arrays, const Handles& gradients, uint64_t key, std::string names);
-  // Call it before the updates, where a failure of them on this rank alone is to be noted.
+  // Call it before the updates, to note if they fail on this rank alone.
   void begin();
-  // `ends_step`: it stands behind updates of a step, whose time counts. `broken`: some of them were not pushed.
+  // `ends_step`: it follows updates of a step, whose time is measured. `broken`: some of them were not pushed.
   void push(bool ends_step, bool broken);
 
  private:

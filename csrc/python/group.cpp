@@ -294,7 +294,7 @@ std::unique_ptr<Work> Group::submit(const std::string& name, Operation operation
     }
   }
   for (const py::array& array : inputs) {
-    // A single array is copied by memcpy, also unaligned; several arrays are summed in place.
+    // A single array is copied by memcpy, even if unaligned; several arrays are summed in place.
     if (inputs.size() > 1 && !(array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_)) {
       throw py::value_error("one of several input arrays is not aligned to its items");
     }

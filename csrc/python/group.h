@@ -17,7 +17,7 @@
 
 namespace mykv {
 
-// All groups of this process: the world of init(), and how they all leave.
+// All groups of this process: the world of init() and the process sets.
 
 class Group;
 
@@ -129,7 +129,8 @@ class Group {
   using WaitingTuple = std::tuple<std::string, double, std::vector<int>, std::vector<int>>;
   std::vector<WaitingTuple> waiting(const std::string& name, double least_seconds);
   std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names, const std::string& turn_of);
-  // `code`, `ranks`: of the error on all ranks. What this rank has waited in for less than `least_seconds` stays.
+  // `code`, `ranks`: of the error on all ranks. Operations in which this rank has waited for less than `least_seconds`
+  // continue.
   void give_up(const std::string& name, const Reason& reason, const std::string& code, std::vector<int> ranks,
                double least_seconds);
   uint64_t last_turn(const std::string& name) { return runtime_->last_turn(name); }

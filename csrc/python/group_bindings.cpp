@@ -17,7 +17,7 @@ namespace mykv {
 
 using GroupClass = pybind11::class_<Group, std::shared_ptr<Group>>;
 
-// Binds a method of Group, and a function of the module that calls it on the world.
+// Binds a method of Group, and a module function that calls it for the world.
 template <class Result, class... Arguments, class... Extra>
 void bind_method(pybind11::module_& m, GroupClass& group, const char* name, Result (Group::*method)(Arguments...),
                  const Extra&... extra) {
@@ -25,7 +25,7 @@ void bind_method(pybind11::module_& m, GroupClass& group, const char* name, Resu
   m.def(
       name,
       [method](Arguments... arguments) {
-        // Another thread may shut the world down while this thread is in here without the GIL.
+        // Another thread may shut the world down while this thread runs without the GIL.
         const std::shared_ptr<Group> kept = require_world();
         return ((*kept).*method)(std::forward<Arguments>(arguments)...);
       },
@@ -39,7 +39,7 @@ void bind_fact(pybind11::module_& m, GroupClass& group, const char* name, Get ge
   m.def(name, [get] { return get(require_world()->world()); });
 }
 
-// The arguments of operations, which most methods have, with their defaults.
+// The arguments that most methods for operations have, with their defaults.
 struct OperationArguments {
   pybind11::arg name{"name"};
   pybind11::arg_v op = pybind11::arg("op") = "sum";
@@ -51,12 +51,12 @@ struct OperationArguments {
 };
 
 void bind_group(pybind11::module_& m);
-// What bind_group() calls for a part of the methods each:
+// bind_group() calls these, each for some of the methods:
 void bind_submits(pybind11::module_& m, GroupClass& group);  // operations on arrays of numpy
 void bind_memory(pybind11::module_& m, GroupClass& group);   // memory of the host and of GPUs, and operations on it
 void bind_pushes(pybind11::module_& m, GroupClass& group);   // operations of MXNet's engine on whole arrays
-void bind_pieces(pybind11::module_& m, GroupClass& group);   // such operations that each rank gets a piece of, or gives
-void bind_waits(pybind11::module_& m, GroupClass& group);    // refusing, who waits for whom, giving up
+void bind_pieces(pybind11::module_& m, GroupClass& group);   // the same with a piece for or from each rank
+void bind_waits(pybind11::module_& m, GroupClass& group);    // refusing, giving up, queries about waits
 
 void bind_submits(py::module_& m, GroupClass& group) {
   const auto [name, op, scale, priority, label, turn_of, wire] = OperationArguments();
@@ -110,20 +110,20 @@ void bind_waits(py::module_& m, GroupClass& group) {
   bind_method(m, group, "refuse", &Group::refuse, py::arg("name"), py::arg("reason"), py::arg("turn_of") = "");
   bind_method(
       m, group, "waiting", &Group::waiting, py::arg("name") = "", py::arg("least_seconds") = 0.0,
-      "For whom operations under way wait: (name, seconds, ranks that have not come, ranks that do not respond),\n"
+      "The ranks that operations wait for: (name, seconds, ranks that have not arrived, ranks that do not respond),\n"
       "the longest wait first. Asks the other hosts.");
   bind_method(
       m, group, "waiting_for_this", &Group::waiting_for_this, py::arg("names"), py::arg("turn_of") = "",
-      "For each name the ranks that have come to the operation which this rank will ask for next under it; with\n"
-      "turn_of to the one that has the last turn under that name.");
+      "For each name the ranks that wait in this rank's next operation under it, which it has not started; with\n"
+      "turn_of: in the operation with the last turn under that name.");
   bind_method(m, group, "last_turn", &Group::last_turn, py::arg("name"),
               "The turn of the last call under a name; 0 if there was none.");
   bind_method(m, group, "forget", &Group::forget, py::arg("prefix"),
-              "Drop what is kept for names that begin with this, after the last call under them.");
+              "Drop the state of names that begin with this, after the last call under them.");
   bind_method(
       m, group, "give_up", &Group::give_up, py::arg("name"), py::arg("reason"), py::arg("code") = "given_up",
       py::arg("ranks") = std::vector<int>(), py::arg("least_seconds") = 0.0,
-      "End what is under way under `name`, on all ranks, unless all of them have come, or this rank has waited in it\n"
+      "End the operation under `name` on all ranks, unless all of them have arrived, or this rank has waited in it\n"
       "for less than `least_seconds`. The error has this code and names these ranks.");
 }
 
@@ -188,17 +188,16 @@ void bind_statistics(py::module_& m, py::class_<Group, std::shared_ptr<Group>>& 
       "rank came last, and how long the others waited on average. Rank 0 knows this of all ranks, others of their\n"
       "host.");
   m.def("statistics", [] { return statistics(*require_world()); });
-  m.def(
-      "set_step_phase", &set_step_phase, py::arg("phase"),
-      "What this thread's next operations are: 'last' (the sum of the gradients that backward writes last; it counts\n"
-      "for the next operation only, and 'some' follows), 'some' (of a step), 'weights' (that were updated), or ''.");
+  m.def("set_step_phase", &set_step_phase, py::arg("phase"),
+        "The phase of this thread's next operations: 'last' (sums the gradients that backward writes last; it holds\n"
+        "for the next operation only, and 'some' follows), 'some' (of a step), 'weights' (that were updated), or ''.");
   m.def("step_times", &step_times, "Times of the training steps of this process, see csrc/mxnet/step_clock.h.");
 }
 
 void bind_group(py::module_& m) {
   GroupClass group(
       m, "Group",
-      "Ranks that work together, with a runtime and shared memory of their own. Its methods are those of the module,\n"
+      "A group of ranks, with its own runtime and shared memory. Its methods are those of the module,\n"
       "which act on the world; ranks and roots count within the group, messages call ranks by their labels.");
   bind_fact(m, group, "rank", [](const World& w) { return w.rank(); });
   bind_fact(m, group, "size", [](const World& w) { return w.size(); });

@@ -1,7 +1,6 @@
-// Views of numpy's memory end on threads of MXNet's engine, also while Python exits and afterwards. A thread that asks
-// for Python's lock then is ended by Python, and the process with it ("terminate called without an active exception").
-// So these threads only note which objects have no view any more; the objects are dropped by a thread that has the
-// lock.
+// Views of numpy's memory end on threads of MXNet's engine, even during and after Python's exit. Python ends a thread
+// that asks for the GIL then, and with it the process ("terminate called without an active exception"). So these
+// threads only note which objects have no view any more; a thread that has the GIL drops the objects.
 #include "gpu/memory.h"
 
 #include <Python.h>
@@ -50,10 +49,10 @@ struct Returned {
   Returned* next;
 };
 
-// Without a mutex, which a fork might find locked.
+// Lock-free, since a fork might find a mutex locked.
 std::atomic<Returned*> g_returned{nullptr};
 std::atomic<bool> g_asked{false};  // Python is about to call drop
-std::atomic<bool> g_ended{false};  // Python exits, and what is returned from now on is kept
+std::atomic<bool> g_ended{false};  // Python exits; memory returned from now on is kept
 std::atomic<int> g_asking{0};      // threads that are about to ask
 
 int drop(void*) {
@@ -92,7 +91,7 @@ void bind_late_views(py::module_& m) {
       "The address of a function that returns the memory of a DLPack view to its owner, an object of Python. Any\n"
       "thread may call it at any time.");
   m.def("keep_returned_memory", &keep_returned_memory, py::call_guard<WithoutGil>(),
-        "Python exits: memory that views return from now on stays where it is.");
+        "Python exits: memory that views return from now on is kept.");
 }
 
 // Operations on GPU memory, also of other libraries.

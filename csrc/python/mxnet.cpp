@@ -19,8 +19,8 @@ namespace mykv {
 
 namespace {
 
-// MXNet's handler of forks joins the threads that run operators of Python. A thread of an operator that has ended may
-// still have to free the operator, for which it needs Python's lock. So this fork is made without the lock.
+// MXNet's fork handler joins the threads that run Python operators. Such a thread may still have to free an operator,
+// for which it needs the GIL. So this fork runs without the GIL.
 void join_operator_threads() {
   const pid_t child = fork();
   if (child == 0) _exit(0);
@@ -46,7 +46,7 @@ void bind_mxnet(py::module_& m) {
         }
         return result;
       },
-      "The same by the `code` of their errors: (how many, the text of the last error). Arrays carry the texts only.");
+      "The same by the `code` of their errors: (count, text of the last error). Arrays carry only the texts.");
   m.def(
       "attach_mxnet",
       [](uintptr_t library, int major, bool blocking, const py::object& error_type) {
@@ -64,7 +64,7 @@ void bind_mxnet(py::module_& m) {
       },
       py::arg("array"), py::arg("reason"), "An operation of MXNet's engine that only fails: the array gets the error.");
   m.def("join_operator_threads", &join_operator_threads, py::call_guard<WithoutGil>(),
-        "Let MXNet end the threads of its operators that are written in Python. The engine must be idle.");
+        "Let MXNet end the threads of its Python operators. The engine must be idle.");
 }
 
 namespace {

@@ -64,10 +64,10 @@ void bind_mpi_exit(py::module_& m) {
         registered = true;
         g_process = getpid();
       },
-      "Finalize MPI when Python exits, unless somebody else has, in this process and in no fork of it.");
+      "Finalize MPI when Python exits, unless MPI is finalized already. Not in forks of this process.");
   m.def(
       "set_fork_status", [](int status) { g_fork_status = status; }, py::arg("status"),
-      "With what status this forked child exits, if it does so by finalizing MPI.");
+      "The exit status of this forked child, if it exits by finalizing MPI.");
 }
 
 namespace {
@@ -121,8 +121,8 @@ bool drop_crash_handler_of(const std::string& library) {
 
 void bind_failed_end(py::module_& m) {
   m.def("end_failed_exits_by_signal", &end_failed_exits_by_signal, py::arg("on"),
-        "Whether exit() of this process with another status than 0, while MPI is not finalized, ends it by SIGKILL. Of "
-        "that Open MPI's launcher tells the processes that are to go on without it, and of a status it does not.");
+        "Whether exit() of this process with a nonzero status, before MPI is finalized, ends it by SIGKILL. Of "
+        "a signal Open MPI's launcher tells the surviving processes, of an exit status it does not.");
   m.def("drop_crash_handler_of", &drop_crash_handler_of, py::arg("library"),
         "Let a segmentation fault end this process at once, if a library whose path holds this text handles it now.");
 }

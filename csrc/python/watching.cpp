@@ -32,7 +32,7 @@ struct Watching {
   std::condition_variable ended;
   bool on = false;
   uint32_t forks =
-      fork_number();  // of the process that watches: in a fork no thread does, and the mutex may be locked forever
+      fork_number();  // of the watching process: a fork has no watching thread, and the mutex may be locked forever
   std::map<std::weak_ptr<Runtime>, StallWatch, std::owner_less<>> of;  // used by the watching thread only
 };
 Watching* g_watching = new Watching;
@@ -64,7 +64,7 @@ std::vector<std::pair<bool, std::string>> look_at_all(const StallLimits& limits,
   return reports;
 }
 
-// Waits until a group stalls, or goes on again: (whether it goes on, the sentence) for each report. None after
+// Waits until a group stalls or recovers: (whether it recovered, the message) for each report. None after
 // end_stall_watch(), or if both limits are 0. For one thread of Python.
 std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn_seconds, double abort_seconds) {
   if (watches_elsewhere()) return std::nullopt;
@@ -76,7 +76,7 @@ std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn
   while (g_watching->on) {
     const auto before = std::chrono::steady_clock::now();
     if (g_watching->ended.wait_for(lock, interval, [] { return !g_watching->on; })) break;
-    // This process was stopped, and maybe other processes too: gives them time for a step.
+    // This process was stopped, and perhaps others too: gives them time for a step.
     const auto lasted = std::chrono::steady_clock::now() - before;
     if (lasted > 2 * interval + std::chrono::milliseconds(500)) {
       stopped += lasted - interval;
@@ -110,7 +110,7 @@ void bind_stall_watch(py::module_& m) {
   m.def("begin_stall_watch", &begin_stall_watch);
   m.def("end_stall_watch", &end_stall_watch, "Make next_stalls() return None.");
   m.def("next_stalls", &next_stalls, py::arg("warn_seconds"), py::arg("abort_seconds"),
-        "Wait until operations of this process stall, or go on again: a list of (whether they go on, sentence).");
+        "Wait until operations of this process stall or recover: a list of (whether they recovered, message).");
 }
 
 namespace {
@@ -131,7 +131,7 @@ void bind_timeline(py::module_& m) {
         "(time.monotonic_ns). `members`: JSON, of the outer object. Returns 0, or the errno of a failed write.");
   m.def(
       "stop_timeline", [] { return Timeline::instance().stop(); }, py::call_guard<WithoutGil>(),
-      "Write what is left and end. Returns 0, or the errno of the write that ended it before.");
+      "Write the remaining records and end. Returns 0, or the errno of the write that ended it earlier.");
 }
 
 }  // namespace mykv

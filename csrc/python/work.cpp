@@ -15,7 +15,7 @@ namespace py = pybind11;
 namespace mykv {
 
 namespace {
-constexpr double kLongestS = 1e9;  // a longer limit is none
+constexpr double kLongestS = 1e9;  // longer limits mean no limit
 }  // namespace
 
 Work::~Work() {

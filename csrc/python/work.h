@@ -20,7 +20,7 @@ class Runtime;
 
 class Work {
  public:
-  // `kept`: the arrays that the core reads and writes.
+  // `kept`: the arrays that the core reads and writes, kept alive.
   Work(std::vector<pybind11::array> kept, std::weak_ptr<Runtime> runtime)
       : kept_(std::move(kept)), runtime_(std::move(runtime)) {}
   Work(const Work&) = delete;
@@ -31,7 +31,7 @@ class Work {
   struct State {
     std::mutex mutex;
     std::condition_variable changed;
-    std::atomic<bool> done = false;  // written under the mutex
+    std::atomic<bool> done = false;  // changed only under the mutex
     std::optional<Failure> error;
 
     void finish(const Failure* failure);

@@ -63,7 +63,7 @@ void leave(const Reason& reason) {
 void bind_world(py::module_& m) {
   m.def("init", &init, py::arg("comm"), py::arg("options") = py::dict(),
         "Start the runtime over a communicator (its Fortran handle). Collective.");
-  m.def("shutdown", &shutdown, "Stop the runtime. The operations that other ranks still have fail.");
+  m.def("shutdown", &shutdown, "Stop the runtime. Open operations of other ranks fail.");
   m.def("leave", &leave, py::arg("reason"), "Tell the other ranks that this rank leaves, and stop.");
   m.def(
       "lose",
@@ -74,7 +74,7 @@ void bind_world(py::module_& m) {
       "watch", [](bool on) { Runtime::watched().store(on); }, py::arg("on"),
       "Whether lose() is called soon after a process has died: then errors that come from a death name it.");
   m.def("begin_again", &RevokeOnDeath::begin_again,
-        "After lose(): those that are left know of each other, and will init().");
+        "After lose(): the survivors know each other and will call init().");
   m.def("is_initialized", [] { return static_cast<bool>(world_group()); });
   m.def("make_group", &make_group, py::arg("comm"), py::arg("labels"), py::arg("options") = py::dict(),
         "A Group over a communicator (its Fortran handle). Collective over it. labels[r]: what messages call rank r.");
@@ -83,7 +83,7 @@ void bind_world(py::module_& m) {
 
 namespace {
 
-// The ABI that a wheel's core needs: it runs with any MPI that has it. Empty: the core needs the MPI of its build.
+// The MPI ABI that a wheel's core needs: any MPI with this ABI works. Empty: the core needs the MPI of its build.
 #ifdef MYKV_MPI_ABI
 constexpr const char* kMpiAbi = MYKV_MPI_ABI;
 #else

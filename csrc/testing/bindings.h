@@ -1,4 +1,4 @@
-// What the module for tests consists of.
+// The bindings of the test module.
 #pragma once
 
 #include <pybind11/pybind11.h>

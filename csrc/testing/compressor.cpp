@@ -86,7 +86,7 @@ py::array_t<uint32_t> random_numbers(uint64_t seed, uint32_t step, uint64_t stre
 
 void bind_compressor(py::module_& m) {
   py::class_<Compressor, std::shared_ptr<Compressor>>(
-      m, "Compressor", "What makes gradients shorter between hosts, from a text such as 'topk k=0.01 ef=True'.")
+      m, "Compressor", "A compressor of gradients between hosts, from a text such as 'topk k=0.01 ef=True'.")
       .def(py::init([](const std::string& text) {
              return std::const_pointer_cast<Compressor>(compress::make_compressor(text));
            }),
@@ -97,9 +97,9 @@ void bind_compressor(py::module_& m) {
            py::arg("unit") = 1.0, py::arg("step") = 0, py::arg("stream") = 0,
            "The message, as bytes; `residual` is changed in place. `total`: elements of the array whose piece it is.")
       .def("decode", &decode, py::arg("message"), py::arg("values"), py::arg("total") = 0,
-           "Write what the message says into `values`.");
+           "Decode the message into `values`.");
   m.def("random_numbers", &random_numbers, py::arg("seed"), py::arg("step"), py::arg("stream"), py::arg("count"),
-        "The numbers that random compressors take for the first elements of a piece.");
+        "The random numbers that compressors use for the first elements of a piece.");
 }
 
 }  // namespace mykv

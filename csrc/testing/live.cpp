@@ -74,7 +74,7 @@ void bind_live(py::module_& m) {
         planted[found - std::begin(testing::kFaults)].store(count);
       },
       py::arg("fault"), py::arg("count"),
-      "Let the count-th chance from now on (of entries: each of so many) be a fault, one of those in "
+      "Let the count-th opportunity from now on (of entries: each of `count`) be a fault, one of "
       "csrc/base/planted_faults.h; 0: none.");
   m.def(
       "signal_under_lock",
@@ -96,14 +96,14 @@ void bind_live(py::module_& m) {
   m.def(
       "bell_rings",
       [](const std::shared_ptr<Group>& group) { return testing::RuntimeAccess::bell_rings(*group->runtime()); },
-      py::arg("group"), "How often the bell of this rank has rung.");
+      py::arg("group"), "The number of rings of this rank's bell.");
   m.def(
       "entries_ahead",
       [](const std::shared_ptr<Group>& group) { return testing::RuntimeAccess::entries_ahead(*group->runtime()); },
       py::arg("group"), "For each rank of this host: the entries of the table that it has made before they were due.");
   m.def(
       "counted_names", [](const std::shared_ptr<Group>& group) { return group->runtime()->counted_names(); },
-      py::arg("group"), "Of how many names the calls are counted.");
+      py::arg("group"), "The number of names whose calls are counted.");
 }
 
 }  // namespace mykv

@@ -1,5 +1,5 @@
-// The extension module for tests, mykv_core_testing: parts of the core as functions, and what reaches into the core
-// that is loaded (live.cpp). It is linked from the same object files, and is never installed.
+// The extension module for tests, mykv_core_testing: parts of the core as functions, and access to the loaded core
+// (live.cpp). It is linked from the same object files, and is never installed.
 #include <mpi.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -56,7 +56,7 @@ struct OwnRegion {
 
 void bind_region(py::module_& m) {
   py::class_<OwnRegion>(m, "Region", py::buffer_protocol(),
-                        "For tests: where a rank makes its slots, in memory of its own.")
+                        "For tests: the region in which a rank allocates its slots, in its own memory.")
       .def(py::init<size_t, bool>(), py::arg("nbytes"), py::arg("keeps_memory") = false)
       .def("allocate", [](OwnRegion& own, size_t bytes) { return own.region.allocate(bytes); })
       .def("reserve", [](OwnRegion& own, size_t bytes) { return own.region.reserve(bytes); })
@@ -83,7 +83,7 @@ void bind_parsers(py::module_& m) {
       [](const std::string& parser, const std::string& bytes) {
         testing::parsers().at(parser)(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
       },
-      py::arg("parser"), py::arg("bytes"), "Give bytes to one of parsers(), which must bear them.");
+      py::arg("parser"), py::arg("bytes"), "Give bytes to one of parsers(), which must not crash.");
 }
 
 // For each row: the host that reduces each column.
@@ -96,8 +96,8 @@ std::vector<std::vector<size_t>> square_grid(size_t hosts) {
   return rows;
 }
 
-// Of a request of `parts` parts, of which these end one after another, each with this error: the part with whose end
-// the request ends, or -1. `agreed`: all ranks have brought the first part.
+// For a request of `parts` parts, some of which end one after another with these errors: the part that ends the
+// request, or -1. `agreed`: all ranks have entered the first part.
 int last_part(size_t parts, const std::vector<std::string>& errors, bool agreed) {
   Requests requests(size_t{1} << 19, size_t{1} << 20);
   const auto posted = std::make_shared<RequestState>();
@@ -116,7 +116,7 @@ int last_part(size_t parts, const std::vector<std::string>& errors, bool agreed)
 }
 
 void bind_inbox(py::module_& m) {
-  py::class_<Inbox>(m, "Inbox", "What the core receives messages of other hosts with.")
+  py::class_<Inbox>(m, "Inbox", "The core's receiver for messages of other hosts.")
       .def(py::init([](int comm, int tag) { return std::make_unique<Inbox>(MPI_Comm_f2c(comm), tag); }))
       .def("take", [](Inbox& inbox) -> std::optional<std::pair<py::bytes, int>> {
         std::vector<char> bytes;
@@ -144,7 +144,7 @@ PYBIND11_MODULE(mykv_core_testing, m) {
         const Headroom now = HeadroomWatch(proc).look();
         return std::make_pair(now.bytes, now.what);
       },
-      py::arg("proc") = "/proc", "Bytes of memory that may still be taken, and what bounds them.");
+      py::arg("proc") = "/proc", "Bytes of memory that may still be taken, and the limit.");
   m.def("square_grid", &square_grid, py::arg("hosts"),
         "The grid in which `hosts` hosts exchange: for each row, the host that reduces each column.");
   m.def(
@@ -162,7 +162,8 @@ PYBIND11_MODULE(mykv_core_testing, m) {
         std::this_thread::sleep_for(std::chrono::duration<double>(standing));
         return std::chrono::duration<double>(standstill.look()).count();
       },
-      py::arg("moving"), py::arg("standing"), "Seconds of standstill that count after these seconds.");
+      py::arg("moving"), py::arg("standing"),
+      "Counted seconds of standstill after looks with these seconds between them.");
   m.def(
       "load_cuda", [](const std::vector<std::string>& cuda) { return gpu::Libraries::load(cuda, {}).cuda_problem(); },
       py::arg("cuda"), "Load the CUDA runtime into this module, of which gpu_events() are.");

@@ -120,8 +120,8 @@ void parse_compressor(const uint8_t* data, size_t bytes) {
   }
 }
 
-// A compressed message as another host might send it, for a piece and a compressor that this one knows. With the first
-// bit the header is the right one, so that the payload behind it is read.
+// A compressed message as another host might send it, for a piece and a compressor known here. If the first bit is set,
+// the header is valid, so that the payload is read.
 void parse_compressed(const uint8_t* data, size_t bytes) {
   static const char* const kTexts[] = {
       "2bit",
@@ -151,7 +151,7 @@ void parse_compressed(const uint8_t* data, size_t bytes) {
   const compress::Piece piece{dtype, count, count + source.number<uint8_t>() * size_t{1000}};
   const size_t size = compressor.bytes(piece);
   const auto message = exactly(size);
-  // The bytes that there are, again and again.
+  // The given bytes, repeated.
   size_t filled = std::min(size, source.left());
   if (filled > 0) std::memcpy(message.get(), source.data(), filled);
   if (filled == 0) std::memset(message.get(), 0, size);
@@ -169,7 +169,7 @@ void parse_compressed(const uint8_t* data, size_t bytes) {
   compressor.decode(piece, message.get(), values.get());
 }
 
-// What a caller says at the door of a host's segment, in two pieces.
+// The bytes that a caller sends to the door of a host's segment, in two pieces.
 void parse_call(const uint8_t* data, size_t bytes) {
   struct Host {
     Token name = random_token();
@@ -205,7 +205,7 @@ void refusing(const uint8_t* data, size_t bytes) {
   try {
     parser(data, bytes);
   } catch (const Error&) {
-    // Refused, as it should be.
+    // Rejected, as it should be.
   }
 }
 

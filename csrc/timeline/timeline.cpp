@@ -26,7 +26,7 @@ constexpr size_t kMost = 400000;                          // parts in memory (so
 constexpr size_t kTextBytes = 4 << 20;                    // written at once
 constexpr size_t kSpare = 4096;                           // records that are kept
 constexpr auto kLongestWrite = std::chrono::seconds(10);  // longer ones are those of a file system that does not answer
-constexpr int kNice = 10;                                 // training goes first
+constexpr int kNice = 10;                                 // lower priority than training
 
 // Blocks signals in a new thread: Ctrl-C must reach Python's main thread.
 class WithoutSignals {
@@ -60,7 +60,7 @@ Timeline& Timeline::instance() {
     on_.store(false, std::memory_order_relaxed);
     marks_cycles_.store(false, std::memory_order_relaxed);
     const bool was_started = timeline.is_of_parent_ || timeline.session() != 0;
-    new (&timeline) Timeline(was_started);  // not destroyed before: it has the parent's thread
+    new (&timeline) Timeline(was_started);  // not destroyed before: it holds the parent's thread
   });
   (void)registered;
   return timeline;
@@ -173,12 +173,12 @@ void Timeline::add(AwakeRecord awake) {
   batch_.awake.push_back(std::move(awake));
 }
 
-// The writer thread. stop() and a large batch wake it; otherwise it wakes up after each period. Nothing of the timeline
-// belongs to it any more when another session has begun.
+// The writer thread. stop() and a large batch wake it; otherwise it wakes up after each period. Once another session
+// has begun, it must not touch the timeline.
 void Timeline::run(TraceFile file, TraceRows rows, uint64_t of) {
   prctl(PR_SET_NAME, "mykv timeline");
   const sched_param unused{};
-  sched_setscheduler(0, SCHED_BATCH, &unused);  // takes no core from another thread when it wakes up
+  sched_setscheduler(0, SCHED_BATCH, &unused);  // does not preempt other threads when it wakes up
   setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNice);
   Batch batch;
   std::string text;

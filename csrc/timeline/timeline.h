@@ -31,14 +31,14 @@ class TraceRows;
 
 class Timeline {
  public:
-  // Whether operations that begin now are recorded. This check is the only cost while the timeline is off.
+  // Whether new operations are recorded. This check is the only cost while the timeline is off.
   static bool on() { return on_.load(std::memory_order_relaxed); }
   static bool marks_cycles() { return marks_cycles_.load(std::memory_order_relaxed); }
   // The process's one timeline. It is made again in a fork, whose parent's mutexes may be locked forever.
   static Timeline& instance();
 
-  // Throws Error if it is started already, or was in the process that this one is a fork of; returns an errno if the
-  // file cannot be written.
+  // Throws Error if it is started already, here or in the parent of this fork; returns an errno if the file cannot be
+  // written.
   int start(FileDescriptor file, const TimelineOptions& options);
   // Writes the remaining records and ends; returns the errno that ended it earlier, or 0; ETIMEDOUT if the file system
   // does not answer. No-op if not started.
@@ -95,7 +95,7 @@ class Timeline {
 
   std::atomic<uint64_t> writes_{0};
   std::thread writer_;
-  const bool is_of_parent_;  // it was started in the process that this one is a fork of, to which the file belongs
+  const bool is_of_parent_;  // it was started in the parent of this fork, which owns the file
 };
 
 }  // namespace mykv

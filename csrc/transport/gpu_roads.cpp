@@ -12,7 +12,7 @@ namespace mykv::gpu {
 
 namespace {
 
-// What a rank tells the other ranks, one item per line.
+// A rank's message to the other ranks, one item per line.
 struct Equipment {
   std::string road;
   int nccl = 0;                   // its version
@@ -72,7 +72,7 @@ void require_same_road(const World& world, const std::vector<Equipment>& all) {
   }
 }
 
-// Why NCCL does not serve these ranks; empty: it does.
+// Why these ranks cannot use NCCL; empty: they can.
 std::string obstacle(const World& world, const std::vector<Equipment>& all) {
   for (size_t r = 0; r < all.size(); ++r) {
     const std::string rank = "rank " + std::to_string(world.label(static_cast<int>(r)));

@@ -1,4 +1,4 @@
-// The GPUs of a world's ranks, and by which road operations on them go.
+// The GPUs of a world's ranks, and the path of operations on them.
 #pragma once
 
 #include <string>
@@ -15,12 +15,13 @@ struct Settings {
 
 struct GpuRoads {
   bool any = false;                            // some rank has a GPU
-  bool nccl = false;                           // NCCL serves all ranks
+  bool nccl = false;                           // all ranks can use NCCL
   bool chosen = false;                         // host memory, by MYKV_GPU=host
-  std::string reason;                          // why NCCL does not
+  std::string reason;                          // why not all ranks can use NCCL
   std::vector<std::vector<std::string>> gpus;  // the GPUs that each rank sees: their bus ids
 
-  // The road of a request. It must be the same on all ranks, but for their devices. `scattered`: see Request.
+  // The path of a request. The arguments must be the same on all ranks, except for the devices. `scattered`: see
+  // Request.
   DataPath road_of(const Operation& operation, const DeviceMemory& devices, bool scattered = false) const;
 };
 

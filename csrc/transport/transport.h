@@ -42,28 +42,28 @@ class Transport {
   virtual int32_t owner(const Operation& operation, uint64_t number) const = 0;
   // Whether the other ranks copy the result of a broadcast from the root's slot, and so have no slots.
   virtual bool taken_from_root(const Operation& operation) const = 0;
-  // Into how many pieces this transport divides an operation; the same on every rank of a host. The operation is done
-  // when HostTable::finish_pieces() has counted so many.
+  // The number of pieces of an operation; the same on every rank of a host. The operation is done when
+  // HostTable::finish_pieces() has counted them all.
   virtual uint32_t pieces(const Operation& operation) const = 0;
-  // How many sequence numbers an operation takes in the order that hosts agree on.
+  // The number of sequence numbers that an operation takes in the hosts' agreed order.
   virtual uint32_t sequence_numbers(const Operation& operation) const = 0;
-  // The rank that arrives last may do an operation of at most this size in bytes by run_whole().
+  // Operations of at most this size in bytes may be run by the rank that arrives last, with run_whole().
   virtual size_t inline_limit() const = 0;
   // Does all the work of such an operation, on any thread of that rank.
   virtual void run_whole(uint32_t entry) const = 0;
   // Whether an operation is small enough for the messages of the agreement between hosts to carry its values. The first
   // rank of each host then does all the work for its host: own_share() and then, with the result, put_result().
   virtual bool is_carried(const Operation&) const { return false; }
-  // What this host brings: its sum; to a broadcast the values, if the root is on this host. False: the operation has
-  // ended meanwhile.
+  // This host's contribution: its sum, or for a broadcast the values if the root is on this host. False: the operation
+  // has ended meanwhile.
   virtual bool own_share(uint32_t, std::vector<char>*) const { return false; }
   virtual void put_result(uint32_t, const std::vector<char>&) {}
-  // Every rank is ready for the operation of this entry. `share`: what this rank has instead of a slot.
+  // Every rank is ready for the operation of this entry. `share`: this rank's memory if it has no slot.
   virtual void start(uint32_t entry, const LocalShare& share) = 0;
   // The operation ended, or this rank leaves it: the entry must not be touched any more.
   virtual void stop(uint32_t entry) = 0;
   // Whether this rank has begun the entry, and other ranks or a device still work on it together with this rank: if the
-  // operation fails then, this rank cannot go on.
+  // operation fails then, this rank cannot continue.
   virtual bool holds(uint32_t) const { return false; }
   // This rank takes no further part in operations under way, since a rank has left; tells the ranks that wait for it.
   virtual void note_departed(const Departed&) {}
@@ -71,7 +71,7 @@ class Transport {
   virtual bool uses_no_memory() { return true; }
   // Does one piece of work; false if there is nothing to do now.
   virtual bool progress() = 0;
-  // Whether something is under way whose end only a later progress() can see (a network): sleep short.
+  // Whether operations are under way whose end only a later progress() notices (a network): sleep only briefly.
   virtual bool polling() const = 0;
   // Messages with values, and their bytes, that this rank has sent to other hosts and received. On any thread.
   virtual std::array<uint64_t, 4> traffic() const { return {}; }
@@ -93,7 +93,7 @@ struct NetworkOptions {
 // The choice for this world: shared memory on one host, otherwise MPI between hosts.
 std::unique_ptr<Transport> choose_transport(const World& world, HostTable& table, const NetworkOptions& options);
 
-// Each transport of this build, with the reason why it does not serve this world ('': it does).
+// Each transport of this build, with the reason why this world cannot use it ('': it can).
 std::vector<std::pair<std::string, std::string>> transport_report(const World* world, const gpu::GpuRoads* gpus);
 
 }  // namespace mykv

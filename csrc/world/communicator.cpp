@@ -175,8 +175,8 @@ void give_back_communicators(const std::vector<int>& processes, const Communicat
   std::vector<CommunicatorPair>& pairs = g_pool.of[processes].pairs;
   pairs.push_back(pair);
   if (pairs.size() <= kMost) return;
-  // Drops the oldest pair. So all ranks keep the same pairs, in whatever order the pairs come back, and pairs that
-  // another rank has not given back make room.
+  // Drops the oldest pair. So all ranks keep the same pairs, in whatever order the pairs are given back, and pairs that
+  // another rank never gives back are dropped.
   const auto older = [](const CommunicatorPair& a, const CommunicatorPair& b) { return a.number < b.number; };
   pairs.erase(std::min_element(pairs.begin(), pairs.end(), older));
 }

@@ -18,7 +18,7 @@ namespace mykv {
 
 class RevokeOnDeath {
  public:
-  // From here on the communicator is revoked when a process is lost. Throws Error if a process was lost already.
+  // From now on the communicator is revoked when a process is lost. Throws Error if a process was lost already.
   explicit RevokeOnDeath(MPI_Comm comm);
   ~RevokeOnDeath();
   RevokeOnDeath(const RevokeOnDeath&) = delete;
@@ -48,7 +48,7 @@ class Communicator {
   ~Communicator();
 
   // Never frees the communicator. MPI would deliver a message that was never received to the next communicator with the
-  // same number, so a communicator that may have such a message must keep its number.
+  // same number, so a communicator that may have such a message must keep its number forever.
   void let_go() { comm_ = MPI_COMM_NULL; }
   MPI_Comm get() const { return comm_; }
   // A copy of `comm` that returns errors. Collective over `comm`; throws Error, which names `what` it is for.

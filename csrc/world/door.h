@@ -26,7 +26,7 @@ constexpr int kPatienceMs = 10000;
 
 class Door {
  public:
-  // False if the system allows no such socket; *refused then says why.
+  // False if the system allows no such socket; *refused then has the reason.
   bool open(const Token& name, std::string* refused);
   // Waits at most `ms` milliseconds for callers, and hands `fd` to callers with the secret.
   void attend(const Token& secret, int fd, int ms);

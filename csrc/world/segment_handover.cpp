@@ -10,8 +10,8 @@ namespace mykv {
 
 namespace {
 
-// What rank 0 tells the other ranks: the door's name, the job's secret, the size of the segment, whether there is one,
-// whether to call.
+// Rank 0's message to the other ranks: the door's name, the job's secret, the size of the segment, whether there is a
+// segment, and whether to connect.
 struct Offer {
   Token name{};
   Token secret{};
@@ -21,7 +21,7 @@ struct Offer {
 };
 
 // Attends to the door while the other ranks call, until all ranks that found it have been served. Foreign processes may
-// crowd there, but must not keep a rank out.
+// crowd the door, but must not keep a rank out.
 void serve(MPI_Comm comm, Door& door, const Token& secret, int fd) {
   constexpr int kShortMs = 1;
   constexpr int kLongMs = 100;

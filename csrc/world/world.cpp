@@ -169,7 +169,7 @@ void World::reuse_communicators() {
   data_ = Communicator(pair.data);
 }
 
-// A rank leaves at its own time: messages of other ranks may be on their way to it, also after shutdown() on all ranks.
+// Ranks leave at different times: messages to a rank that left may be under way, even after shutdown() on all ranks.
 World::~World() {
   if (hosts_.size() == 1) return;
   if (quiet_ && !processes_.empty() && control_.get() != MPI_COMM_NULL)

@@ -1,4 +1,4 @@
-// The world: its ranks, their hosts, and the communicators and the segment that the ranks share. All ranks make it
+// The world: its ranks, their hosts, and the communicators and the segment that the ranks share. All ranks create it
 // together, once, with plain MPI calls; after that only the runtime's own thread calls MPI.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace mykv {
 
-// A host without MPI, whose ranks are threads of one process and share one mapping. So tools that see only one process,
+// A host without MPI, whose ranks are threads of one process and share one mapping. So tools limited to one process,
 // such as ThreadSanitizer, see all ranks.
 
 // Memory for a host whose ranks are threads of this process. It outlives their worlds.
@@ -41,7 +41,7 @@ struct WorldOptions {
   int virtual_hosts = 1;
   // Names and versions that must be the same on all ranks; compared before anything else is exchanged.
   std::vector<std::pair<std::string, std::string>> versions;
-  // The ranks' numbers in messages, if this is a part of a larger world; empty: their ranks.
+  // The ranks' numbers in messages, if this is part of a larger world; empty: their ranks.
   std::vector<int> labels;
   // Entries of a host's table: at most this number of parts is under way on the host; more wait in their own rank.
   size_t table_capacity = kEntries;
@@ -73,7 +73,7 @@ class World {
   int local_rank_of(int rank) const;
   // Whether these ranks are a part of a larger world.
   bool is_subset() const { return !options_.labels.empty(); }
-  // What messages call a rank.
+  // A rank's number in messages.
   int label(int rank) const { return options_.labels.empty() ? rank : options_.labels[static_cast<size_t>(rank)]; }
   std::vector<int> labels(const std::vector<int>& ranks) const;
 

@@ -95,7 +95,7 @@ MYKV_INLINE void unpack_block(uint32_t* codes, const uint32_t* words, size_t cou
 // The index of the first word of the block that begins at `element`.
 constexpr size_t words_before(size_t element, int bits) { return element / group_elements(bits) * kGroupWords; }
 
-// words = the codes that code(codes, block) makes of each block.
+// words = packed codes; code(codes, block) computes the codes of a block.
 template <int bits, typename T, typename Code>
 MYKV_INLINE void encode_blocks(uint32_t* words, const T* values, size_t count, Code&& code) {
   alignas(64) uint32_t codes[kBlock];

@@ -31,7 +31,7 @@ MYKV_INLINE int32_t round_down(T steps, T* below, T* distance) {
   }
 }
 
-// Encodes a block. The bits per code are no template parameter: so many instances would take long to compile.
+// Encodes a block. The bits per code are not a template parameter, to limit instances and compile time.
 template <bool natural, typename T>
 static void encode_dither_block(uint32_t* codes, const T* block, const Dither<T>& dither, uint32_t first_draws) {
   alignas(64) uint32_t numbers[kBlock];

@@ -5,7 +5,7 @@
 namespace mykv {
 
 namespace {
-constexpr size_t kInlineBytes = 32 << 10;  // below it a wake-up of the runtime thread costs more than the work
+constexpr size_t kInlineBytes = 32 << 10;  // below it, waking the runtime's thread costs more than the work
 }  // namespace
 
 HostTransport::HostTransport(const World& world, HostTable& table)

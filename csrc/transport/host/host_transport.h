@@ -1,11 +1,11 @@
-// All ranks share one host's memory. A part whose shares lie there already is cut into chunks. A rank that is awake
-// takes the next chunk: it reads the chunk from every rank's slot and writes the result into every slot. So a rank that
-// wakes up late slows nothing down. Where ranks outnumber the cores, only some of them take chunks
+// All ranks share one host's memory. A part whose shares are already in shared memory is cut into chunks. A rank that
+// is awake takes the next chunk: it reads the chunk from every rank's slot and writes the result into every slot. So a
+// rank that wakes up late slows nothing down. If ranks outnumber the cores, only some of them take chunks
 // (HostTable::works_on).
 //
 // A part that must be copied in and out has an owner instead, a different rank for each part. The owner does not copy
-// its own share, but reads and writes it in place. The other ranks copy their shares, which they would do anyway. The
-// owner of a reduce is its root. Of a broadcast, each rank copies the result out of the root's slot.
+// its own share, but reads and writes it in place. The other ranks copy their shares, as they would anyway. The owner
+// of a reduce is its root. In a broadcast, each rank copies the result out of the root's slot.
 //
 // Elements are summed in the order of ranks, so the bits do not depend on the rank that computes them.
 #pragma once

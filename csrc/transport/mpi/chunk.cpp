@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kDecodeBytes = 64 << 10;  // decoded of each host's values at a time, so that they stay in cache
 
-// Rows exchange their sums in this type.
+// The type of sums exchanged between rows.
 DType sum_type(const Operation& op) { return partial_type(op.dtype, op.reduce_op); }
 
 }  // namespace
@@ -44,12 +44,12 @@ void Chunk::begin() {
   if (phase_ == Phase::exchange) begin_exchange();
 }
 
-// This host's sums, from an element on.
+// This host's sums, from an element onwards.
 const char* Chunk::own(size_t element) const {
   return sums_ == nullptr ? exchange_.own(element) : sums_ + (element - begin_) * item_size(exchange_.sum_type(me()));
 }
 
-// The bytes of a host's sums on their way to the host that reduces them.
+// The size in bytes of a host's sums, as sent to the host that reduces them.
 size_t Chunk::sum_bytes(const Share& values, size_t host) const {
   const WireFormat& wire = exchange_.wire();
   return wire.plain() ? values.count() * item_size(exchange_.sum_type(host)) : wire.bytes(values.count());
@@ -130,7 +130,7 @@ void Chunk::end_use() const {
   if (CompressionState* const compression = exchange_.wire().compression()) compression->end_use(number_);
 }
 
-// Whether a host has all values from the beginning, and needs no results.
+// Whether a host has all values at the start and needs no results.
 bool Chunk::is_complete(size_t host) const {
   return exchange_.scatters() && static_cast<int>(host) == exchange_.root_host();
 }
@@ -392,7 +392,7 @@ void Chunk::send_results() {
   }
 }
 
-// Results as they travel. This host must continue with the same bits as the hosts that receive an encoded result.
+// Encoded results. This host must continue with the same bits as the hosts that receive them.
 const char* Chunk::outgoing(const Share& values, size_t column) {
   const WireFormat& wire = exchange_.wire();
   char* result = exchange_.result(values.begin);
@@ -412,7 +412,7 @@ void Chunk::take_results() {
 }
 
 bool Chunk::step(bool spreading_too) {
-  // The work between two looks at the network.
+  // The work between two polls of the network.
   const size_t bytes = piece_bytes(exchange_.world().local_size());
   const size_t stop = std::min(end_, cursor_ + bytes / item_size(exchange_.operation().dtype));
   switch (phase_) {

@@ -36,9 +36,9 @@ class Chunk {
   // A column that this host reduces.
   struct Column {
     size_t number;
-    std::vector<char*> values;     // of the row's hosts as they travel, then sums of the other rows; null: own values
+    std::vector<char*> values;     // encoded values of the row's hosts, then sums of the other rows; null: own values
     char* sum = nullptr;           // several rows: the sum of this row
-    std::vector<char*> results{};  // of the other rows as they travel, if that differs from memory
+    std::vector<char*> results{};  // encoded sums of the other rows, if the encoding differs from memory
   };
   Share share(size_t column) const;
   Share share(size_t column, size_t row) const;
@@ -86,10 +86,10 @@ class Chunk {
   size_t sending_ = 0;      // messages under way: this host's values ...
   size_t receiving_ = 0;    // ... other hosts' values of the own columns, then results of the other rows ...
   size_t results_ = 0;      // ... and results of the row, both ways
-  char* sums_ = nullptr;    // of this host, if they are not in the own slot
+  char* sums_ = nullptr;    // sums of this host, if they are not in the own slot
   std::vector<Staging::Block> blocks_;
   std::vector<Column> columns_;
-  std::vector<char*> encoded_;  // by column: results of other hosts as they travel, if that differs from memory
+  std::vector<char*> encoded_;  // by column: encoded results of other hosts, if the encoding differs from memory
 };
 
 }  // namespace mykv

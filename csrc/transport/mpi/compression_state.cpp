@@ -9,7 +9,8 @@ char* CompressionState::residual(size_t element, size_t slice) {
   const size_t width = item_size(dtype_);
   if (residual_ == nullptr) {
     residual_.reset(static_cast<char*>(std::calloc(slice, width)));  // pages are not committed before they are written
-    if (residual_ == nullptr) throw Error("there is no memory for what compression keeps back", ErrorCode::no_memory);
+    if (residual_ == nullptr)
+      throw Error("there is no memory for the residual of the compression", ErrorCode::no_memory);
   }
   return residual_.get() + element * width;
 }

@@ -1,5 +1,5 @@
-// What compression between hosts keeps from one operation under a name to the next: the residual and the number of
-// uses. A rank has a state for each part of each name, for the slice that the rank owns.
+// The state of compression between hosts from one operation under a name to the next: residual and number of uses. A
+// rank has a state for each part of each name, for the slice that the rank owns.
 #pragma once
 
 #include <cstdint>

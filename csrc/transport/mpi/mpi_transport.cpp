@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kMostChunks = 256;       // polled at the same time
 constexpr int64_t kHearNs = 10000000;     // longest interval between looks for notices while messages arrive
 constexpr int64_t kAwayNs = 500000000;    // a longer gap between two looks means that this process was stopped
-constexpr int64_t kListenNs = 100000000;  // after that it only looks for notices, for this time
+constexpr int64_t kListenNs = 100000000;  // then it polls only for notices, for this time
 // Most bytes of an operation whose values travel in the agreement's messages: of one host, and of all hosts (or of the
 // fan-out) together. For more bytes two further messages in a row are faster.
 constexpr size_t kCarriedBytes = 16 << 10;
@@ -105,7 +105,7 @@ bool MpiTransport::progress() {
   const int64_t now = coarse_now_ns();
   const bool away = now - std::exchange(looked_, now) > kAwayNs;
   if (exchanges_.empty()) {
-    heard_at_ = 0;  // the next operation begins with a look for notices
+    heard_at_ = 0;  // the next operation begins by polling for notices
     return requests_.poll();
   }
   // While this process was stopped, other ranks may have given up its operations, and reused the memory that they had
@@ -209,7 +209,7 @@ void MpiTransport::note_departed(const Departed& departed) {
   }
 }
 
-// Messages to a rank that has left too need not end, since no rank reads them. This rank keeps their memory as long as
+// Messages to a rank that has also left need not end, since no rank reads them. This rank keeps their memory as long as
 // MPI may use it; see the destructor.
 bool MpiTransport::uses_no_memory() {
   try {

@@ -6,7 +6,7 @@
 // Between hosts a slice is reduced by a direct reduce-scatter and allgather: each host gets its share of the slice from
 // all other hosts, reduces it in the order of the hosts, and sends the result to all. A single host computes each
 // share, so the bits are the same everywhere. (Rabenseifner, "Optimization of collective reduction operations", 2004,
-// uses steps of powers of two; sent directly, each value crosses the network twice as well.) Many hosts do the same in
+// uses steps of powers of two; with direct sends each value also crosses the network twice.) Many hosts do the same in
 // the rows and then in the columns of a grid (HostGrid), which takes fewer messages.
 //
 // Slices travel in chunks, so that reducing on the host, both directions of the network and writing to the slots
@@ -15,9 +15,9 @@
 //
 // An operation of few bytes has no slices: the agreement's messages carry it (agreement/agreement.h).
 //
-// A rank that breaks down sends a notice to the owners of its slice on the other hosts. A rank that hears a notice
-// while it has operations under way breaks down too: its own notices, and what it does in the table of its host, spread
-// this to all ranks that wait.
+// A rank that breaks down sends a notice to the owners of its slice on the other hosts. A rank that receives a notice
+// while it has operations under way breaks down too: its own notices, and its changes of the host's table, pass the
+// failure on to all ranks that wait.
 #pragma once
 
 #include <deque>

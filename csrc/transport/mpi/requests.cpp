@@ -10,10 +10,9 @@ namespace mykv {
 
 namespace {
 
-// What Open MPI sends over TCP at once, without asking the receiver first, is up to 64 KiB with its header. An answer
-// to such a question waits in its stream behind the bulk that goes the same way: with pieces of 512 KiB a link of 1
-// Gbit/s was filled to 70%, with these to 94%; and to 93 to 96% with MPICH 5 over UCX and over libfabric, and with
-// Intel MPI 2021. Messages of one tag keep their order.
+// Over TCP, Open MPI sends up to 64 KiB with the header eagerly, without a handshake. The handshake's answer would
+// queue behind bulk data in the same direction: pieces of 512 KiB filled a link of 1 Gbit/s to 70%, these pieces to 94%
+// (93 to 96% with MPICH 5 over UCX and over libfabric, and with Intel MPI 2021). Messages of one tag keep their order.
 constexpr size_t kMostMessage = 60 << 10;
 constexpr int kReceived = -1;
 
@@ -61,8 +60,8 @@ void MpiRequests::receive(void* data, size_t bytes, int from, int tag, size_t* p
 bool MpiRequests::poll() {
   int count = 0;
   if (requests_.empty()) {
-    // Some MPIs (UCX, libfabric) report a message as sent while it waits in a queue of their own, which they empty only
-    // when they are called.
+    // Some MPIs (UCX, libfabric) report a message as sent while it waits in an internal queue, which only further MPI
+    // calls empty.
     check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &count, MPI_STATUS_IGNORE), "MPI_Iprobe between hosts");
     return false;
   }

@@ -24,7 +24,7 @@ class MpiRequests {
   // Both raise *pending; poll() lowers it when the message was sent, or received.
   void send(const void* data, size_t bytes, int to, int tag, size_t* pending);
   void receive(void* data, size_t bytes, int from, int tag, size_t* pending);
-  // Polls the network; whether a message ended.
+  // Polls the network. Returns whether a message ended.
   bool poll();
   const Traffic& sent() const { return sent_; }
   const Traffic& received() const { return received_; }
@@ -65,7 +65,7 @@ class Staging {
     char* data() const { return memory.get(); }
   };
 
-  // A block of at least so many bytes, aligned to a cache line.
+  // A block of at least this size, aligned to a cache line.
   Block take(size_t bytes) {
     if (testing::is_planted(testing::Fault::memory)) throw no_memory(bytes);
     for (Block& kept : free_) {

@@ -18,8 +18,7 @@ HostGrid HostGrid::square(size_t hosts) {
 namespace {
 
 // Chunks overlap: while a chunk is on the wire, another chunk is reduced. A column of a chunk is a message, and from
-// about 16 KiB on the bytes of a message cost more than its overhead. Between rows travel smaller messages, few of
-// them.
+// about 16 KiB on the bytes of a message cost more than its overhead. Messages between rows are smaller, and few.
 constexpr size_t kChunkBytes = 1 << 20;
 constexpr size_t kLeastColumn = 16 << 10;
 constexpr size_t kLeastBetweenRows = 1 << 10;

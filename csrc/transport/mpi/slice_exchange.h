@@ -15,7 +15,7 @@
 
 namespace mykv {
 
-// How the hosts that exchange a slice are arranged: in rows of neighbouring hosts, as many rows as columns or about so.
+// How the hosts that exchange a slice are arranged: in rows of neighbouring hosts, with about as many rows as columns.
 //
 // With one row each host exchanges with each other host: 2 (h - 1) messages each way for h hosts. With several rows it
 // exchanges with the hosts of its row, and with a host of each other row: about 4 sqrt(h) messages each way, in four
@@ -48,7 +48,7 @@ class HostGrid {
 
 class WireFormat {
  public:
-  // What compression has to know about values that are sent.
+  // Facts about sent values that compression needs.
   struct EncodeArguments {
     size_t begin = 0;  // elements from the beginning of the slice
     size_t count = 0;
@@ -86,7 +86,8 @@ class WireFormat {
     compress::Input input;
     input.values = from;
     input.residual = compression_->residual(arguments.begin, slice_);
-    // Each host's sum may bring one unit, times the scale: a result of larger units loses none, and lags no more.
+    // Each host's sum may contribute one unit, times the scale. With such larger units the result neither loses values
+    // nor lags further.
     input.unit = arguments.is_result ? result_unit_ : 1.0;
     input.again = result_travels_ && !arguments.is_result;
     input.draws.step = arguments.use;
@@ -113,11 +114,11 @@ class WireFormat {
   double result_unit_;
 };
 
-// What the chunks of a slice have in common. Each chunk is divided into the columns of a grid of hosts. Within a row of
+// The common state of a slice's chunks. Each chunk is divided into the columns of a grid of hosts. Within a row of
 // hosts, a host receives its column from all others, reduces it, and sends the result to all. With several rows, the
 // hosts that have reduced the same column exchange it in the same way before they send the result. The values of a
-// broadcast are divided alike. In a reduce, and in a broadcast that is one of several, there is one row, and the whole
-// chunk is the column of the root's host.
+// broadcast are divided in the same way. In a reduce, and in a broadcast that is one of several, there is one row, and
+// the whole chunk is the column of the root's host.
 class SliceExchange {
  public:
   // `stamps`: where to record times, or null. `compression`: null if values are not compressed.

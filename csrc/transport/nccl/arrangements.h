@@ -1,5 +1,5 @@
-// The GPUs that all ranks bring to an operation, and the communicator over these GPUs. Both are determined once for
-// each digest of all placements (plan.h), by nonblocking collective MPI calls in the order of launches, which is
+// The GPUs of all ranks in an operation, and the communicator over these GPUs. Both are determined once for each digest
+// of all placements (plan.h), by nonblocking collective MPI calls in the order of launches, which is
 // the same on all ranks. The ids of communicators are exchanged in the same way.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace mykv {
 
-// An NCCL communicator, with an NCCL rank for each GPU of each rank. It is made without blocking, and polled for
+// An NCCL communicator, with an NCCL rank for each GPU of each rank. It is created without blocking, and polled for
 // errors.
 
 // This rank's part of a communicator.

@@ -18,8 +18,8 @@
 
 namespace mykv {
 
-// What the groups of a process share for NCCL: the order of launches (table/launch_order.h), one stream for each GPU,
-// for all operations, and scratch memory on each GPU for values that cannot go straight from array to array.
+// State for NCCL that all groups of a process share: the order of launches (table/launch_order.h), one stream per GPU,
+// and scratch memory on each GPU for values that cannot go directly from array to array.
 
 class Launcher {
  public:
@@ -33,7 +33,7 @@ class Launcher {
   // The local ranks of these ranks of the world; empty if a rank is on another host.
   std::vector<int> local_ranks(const std::vector<int>& ranks) const;
 
-  // Whether every earlier number was released. If not, `bell` rings when that is so.
+  // Whether every earlier number was released. If not, `bell` rings once they are.
   bool is_next_launch(uint64_t number, Bell& bell);
   // The operation with this number was launched, or never will be. Idempotent.
   void release(uint64_t number);
@@ -69,13 +69,13 @@ class Launcher {
 
 class Launch {
  public:
-  // Puts the operation into the streams, all NCCL calls as one group. Throws Error if CUDA or NCCL fails.
+  // Enqueues the operation in the streams, all NCCL calls as one group. Throws Error if CUDA or NCCL fails.
   Launch(const Request& request, const Placement& placement, const Arrangement& arrangement, int rank,
          Launcher& launcher);
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
 
-  // Whether NCCL has taken all calls: then the host has no more work with it, and the next operation may come.
+  // Whether NCCL has taken all calls: then the host's work is done, and the next operation may be launched.
   bool finish_calls();
   // Whether the GPUs have finished it; call it after finish_calls().
   bool happened() const;

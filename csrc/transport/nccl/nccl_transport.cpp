@@ -71,7 +71,7 @@ void NcclTransport::stop(uint32_t entry) {
   const auto it =
       std::find_if(queued_.begin(), queued_.end(), [&](const auto& one) { return one.second.entry == entry; });
   if (it != queued_.end()) queued_.erase(it);
-  // Also if this rank never saw that the entry was ready.
+  // Even if this rank never saw that the entry was ready.
   const uint64_t number = table_.given_launch(entry);
   if (launcher_ && number != 0) launcher_->release(number);
 }
@@ -92,7 +92,7 @@ bool NcclTransport::progress() {
   try {
     return move();
   } catch (const gpu::PeerLost& error) {
-    // NCCL does not say which peer. If the job outlives a process, Runtime::lose() soon says it.
+    // NCCL does not name the peer. If the job can outlive a process, Runtime::lose() names it soon.
     peer_lost_.emplace(Clock::now(), error);
     return false;
   }

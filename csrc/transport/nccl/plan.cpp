@@ -59,7 +59,7 @@ Placement placement_of(const Request& request, int rank, int usual_device) {
     primary = memory.outputs[0];
   }
   if (request.scattered || op.kind == Kind::broadcast) devices.insert(memory.outputs.begin(), memory.outputs.end());
-  // The result of a reduce is best computed on the GPU of the output.
+  // A reduce is computed on the GPU of the output if possible.
   if (!request.scattered && op.kind == Kind::reduce && !memory.outputs.empty() && devices.count(memory.outputs[0]) > 0)
     primary = memory.outputs[0];
   devices.insert(primary);

@@ -1,5 +1,5 @@
 // Translates a request into NCCL calls from array to array, and copies on the GPU if an array is in pieces that do not
-// fit the calls, or is wanted on GPUs that take no part.
+// fit the calls, or is needed on GPUs that take no part.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 namespace mykv {
 
 // The GPUs on which a rank has the arrays of an operation. NCCL needs the placements of all ranks, and they may change
-// from call to call. So each rank brings a digest of its placement to the host's table, and the placements themselves
+// from call to call. So each rank writes a digest of its placement to the host's table, and the placements themselves
 // are exchanged only when the digest of all ranks is new (arrangements.h).
 
 // The placement of one rank, as sent by MPI.
@@ -62,7 +62,7 @@ struct PlannedLane {
   std::vector<PlannedCopy> after;
 };
 
-// What the plan must know of the other ranks.
+// Facts about the other ranks that the plan needs.
 struct Neighbours {
   int rank = 0;
   std::vector<int> nccl_ranks;  // of each rank's primary GPU; empty: unknown, for a plan that only counts its memory
