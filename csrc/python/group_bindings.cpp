@@ -183,7 +183,7 @@ py::dict statistics(const Group& group) {
 void bind_statistics(py::module_& m, py::class_<Group, std::shared_ptr<Group>>& group) {
   group.def(
       "statistics", &statistics,
-      "Counts since the group was made: ways {name: (operations, bytes)} and steps, that have a result; waited_ns,\n"
+      "Counts since the group was created: ways {name: (operations, bytes)} and steps, that have a result; waited_ns,\n"
       "step_waited_ns: how long this rank waited for others; late [(rank, operations, ns, steps, ns)]: how often a\n"
       "rank came last, and how long the others waited on average. Rank 0 knows this of all ranks, others of their\n"
       "host.");

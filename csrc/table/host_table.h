@@ -48,7 +48,7 @@ struct ArriveResult {
   bool table_full = false;     // or this rank's share of it, or this rank is still in an entry of this key: try later
   bool needs_memory = false;   // table_full until memory is committed for more entries
   bool launches_wait = false;  // last, but another rank holds the order of launches
-  bool departed = false;       // a needed rank has left: no entry was made
+  bool departed = false;       // a needed rank has left: no entry was created
   bool last = false;           // this rank arrived last, and must do all the work
   bool failed = false;         // the entry is done already, with an error
 };

@@ -9,10 +9,10 @@
 
 namespace mykv {
 
-// Revokes communicators on which ranks wait for each other while a world is made, when a process dies.
+// Revokes communicators on which ranks wait for each other while a world is created, when a process dies.
 //
 // When a process has died, MPI (ULFM) ends collective calls on communicators that contain it, and on no others. While a
-// world is made there are communicators of the ranks of one machine. If the dead process is on another machine and a
+// world is created there are communicators of the ranks of one machine. If the dead process is on another machine and a
 // rank of this machine gives up because of it, the other ranks of this machine would wait for that rank forever. So
 // each process that notices a death revokes the communicators on which it waits.
 

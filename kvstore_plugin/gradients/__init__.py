@@ -1,1 +1,1 @@
-"""How the gradients of a trainer become sums: buckets, sparse rows, local devices, fences."""
+"""Reduction of a trainer's gradients: buckets, sparse rows, local devices, fences."""

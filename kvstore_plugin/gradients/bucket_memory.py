@@ -1,15 +1,15 @@
 """Gradients in memory that the ranks can reduce in place: the host's shared memory, or a GPU's memory.
 
-A trainer gives its parameters gradient arrays that are views of buckets in such memory: they are in place. What
-still holds an old gradient array would go on reading and writing the old memory: an array that the program keeps, a
-recorded graph whose backward comes later, a network hybridized with static_alloc, which writes to the arrays of its
-first backward. So a gradient is moved only if nothing else holds it; the other gradients are reduced by copying.
+A trainer gives its parameters gradient arrays that are views of buckets in such memory: they are in place. Any other
+holder of an old gradient array would keep using the old memory: an array that the program keeps, a recorded graph whose
+backward comes later, a network hybridized with static_alloc, which writes to the arrays of its first backward. So a
+gradient is moved only if nothing else holds it; the other gradients are reduced by copying.
 
-MXNet gives a Parameter its gradient arrays in few methods (first initialization, a new grad_req, reset_ctx, cast). This
-file patches these methods on the class, so that the new arrays are moved at once.
+MXNet gives a Parameter its gradient arrays in a few methods (first initialization, a new grad_req, reset_ctx, cast).
+This file patches these methods on the class, so that the new arrays are moved at once.
 
-Whether a gradient can be moved is known to its rank alone. So nothing that ranks do together may depend on it: a
-trainer asks the other ranks after every change, and where their layouts differ all gradients are copied.
+Only its own rank knows whether a gradient can be moved. So no collective operation may depend on it: a trainer asks the
+other ranks after every change, and if their layouts differ all gradients are copied.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ _ALIGNMENT = 64
 
 _log = logging.getLogger("kvstore_plugin")
 
-# Why gradients that are older than the trainer are not moved, and what to do.
+# Reasons why gradients older than the trainer are not moved, each with its remedy.
 _KEPT = "something else holds their arrays"
 _RECORDED = "a recorded forward pass uses their parameters"
 _DETACHED = "a copy of a network does not attach them to its parameters"
 _UNKNOWN = "this build of MXNet does not show what holds their arrays"
 _CURES = {
-    _KEPT: "Fetch gradients where they are used, or after the trainer is made; make the trainer of a network that is "
-    "hybridized with static_alloc before its first backward, and after the last init().",
-    _RECORDED: "Make the trainer before autograd.record(); a pass that is not recorded gives a network its shapes.",
+    _KEPT: "Fetch gradients where they are used, or after the trainer is created; create the trainer of a network that "
+    "is hybridized with static_alloc before its first backward, and after the last init().",
+    _RECORDED: "Create the trainer before autograd.record(); a pass that is not recorded gives a network its shapes.",
     _DETACHED: "Initialize the copy, with force_reinit=True, or set its parameters' grad_req, before the trainer is "
-    "made.",
-    _UNKNOWN: "Make the trainer before the parameters are initialized.",
+    "created.",
+    _UNKNOWN: "Create the trainer before the parameters are initialized.",
 }
 
-_recordings = 0  # how often this process has begun to record
+_recordings = 0  # number of recordings that this process has begun
 _born: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: _recordings when it got its gradient arrays
 _owners: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: weak reference to its GradientMemory
 # Parameter: its Places so far, each with its bucket. Places do not refer to their bucket, which refers to them: memory
-# goes with the last Parameter, and not when the garbage collector runs.
+# is freed with the last Parameter, not by the garbage collector.
 _places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
@@ -68,7 +68,7 @@ class Place(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Bytes in front of what comes next in the bucket."""
+        """Bytes from the start of the bucket to the end of this place."""
         return self.begin + _aligned(self.view.size * np.dtype(self.view.dtype).itemsize)
 
     def is_current(self) -> bool:
@@ -102,7 +102,7 @@ class Bucket:
 
     @property
     def attached(self) -> bool:
-        """Whether the bucket belongs to the running core, and not to a core that was shut down."""
+        """Whether the bucket belongs to the running core, not to a core that was shut down."""
         raise NotImplementedError
 
     def prepare(self, name: str, count: int, layout: str, handles: list[int], *how: Any, **options: Any) -> Any:
@@ -159,7 +159,7 @@ class DeviceBucket(Bucket):
 
 
 def renew(parameters: Iterable[Parameter]) -> None:
-    """Let the gradients of Parameters be moved again. The caller ensures that no earlier graph writes to them."""
+    """Allow the gradients of Parameters to be moved again. The caller ensures that no earlier graph writes to them."""
     for parameter in parameters:
         if parameter._grad is not None:
             _born[parameter] = _recordings
@@ -196,7 +196,7 @@ class GradientMemory:
         self._group_of = dict(parameters)
         kept = {id(place.view) for places in self.in_place(self._group_of).values() for place in places}
         for parameter in self._group_of:
-            _owners[parameter] = weakref.ref(self)  # the newest trainer moves what comes
+            _owners[parameter] = weakref.ref(self)  # the newest trainer moves new gradient arrays
         present = [parameter for parameter in self._group_of if parameter._grad]
         moving = [
             parameter for parameter in present if self._fits_bucket(parameter) and id(parameter._grad[0]) not in kept
@@ -205,11 +205,11 @@ class GradientMemory:
         for parameter in moving if self.bucket_bytes else ():
             if parameter not in self._late:
                 self._move(parameter)
-        for parameter in present:  # new lists in any case: other trainers look again, on all ranks alike
+        for parameter in present:  # always new lists, so that other trainers check again, on all ranks alike
             parameter._grad = list(parameter._grad)
 
     def _move(self, parameter: Parameter) -> None:
-        """Move the gradient that a Parameter has had before, with its values. No earlier view is used any more."""
+        """Move a Parameter's existing gradient, with its values. Earlier views are not used any more."""
         held, fresh = parameter._grad, parameter._data[0]._fresh_grad
         earlier = _places.pop(parameter, [])
         self.put_in_bucket(parameter)
@@ -249,7 +249,7 @@ class GradientMemory:
         autograd.mark_variables(parameter._data, parameter._grad, parameter.grad_req)
 
     def release(self) -> None:
-        """Own no Parameter any more. A Parameter keeps its gradient here until another memory moves it."""
+        """Give up all Parameters. A Parameter keeps its gradient here until another memory moves it."""
         for parameter in [one for one, owner in _owners.items() if owner() is self]:
             del _owners[parameter]
 
@@ -269,7 +269,7 @@ class GradientMemory:
             return f"numpy cannot view the gradient ({gradients[0].dtype.__name__}, {gradients[0].context})"
         if bucket is not None and bucket.attached:
             return "it lies in a bucket with gradients of another trainer"
-        return self._late.get(parameter, "the trainer was made before the last init()")
+        return self._late.get(parameter, "the trainer was created before the last init()")
 
     def in_place(self, parameters: Iterable[Parameter]) -> dict[Bucket, list[Place]]:
         """The buckets that the trainer can reduce in place, if these are the Parameters that it reduces now.
@@ -300,7 +300,7 @@ class GradientMemory:
         )
 
     def attached(self) -> bool:
-        """Whether new buckets would belong to the core that the trainer uses, and not to a later core."""
+        """Whether new buckets would belong to the core that the trainer uses, not to a later core."""
         is_included = process.is_initialized() and self._process_set.included()
         return is_included and self._generation == process.generation
 
@@ -347,7 +347,7 @@ class GradientMemory:
         gradient = parameter._grad[0]
         dense = gradient.stype == "default" and gradient.size > 0 and len(gradient.shape) > 0
         # Every cpu(n) is the same memory, and MXNet mixes arrays of several cpu(n). A view is always on cpu(0).
-        on_device = gradient.context.device_type in ("cpu", "gpu")  # and not cpu_pinned or cpu_shared
+        on_device = gradient.context.device_type in ("cpu", "gpu")  # not cpu_pinned or cpu_shared
         return dense and on_device and np.dtype(gradient.dtype).name in DTYPES
 
     def __reduce__(self) -> tuple:
@@ -365,7 +365,7 @@ def _gpu_of(array: NDArray) -> int | None:
 
 
 def _dtype_name(dtype: Any) -> str:
-    """Name of a Parameter's dtype. numpy does not know bfloat16; any name does for it, which is in no bucket."""
+    """Name of a Parameter's dtype. numpy lacks bfloat16, which is in no bucket, so any name will do."""
     try:
         return np.dtype(dtype).name
     except TypeError:
@@ -378,20 +378,20 @@ def _owner(parameter: Parameter) -> GradientMemory | None:
 
 
 def _bucket_of(parameter: Parameter) -> Bucket | None:
-    """The bucket in which the Parameter's present gradient lies, if it is in a bucket."""
+    """The bucket that holds the Parameter's current gradient, or None."""
     if not parameter._grad or len(parameter._grad) > 1:
         return None
     return next((bucket for bucket, place in _places.get(parameter, ()) if place.view is parameter._grad[0]), None)
 
 
 def _reasons_against(parameters: Sequence[Parameter]) -> dict[Parameter, str]:
-    """Why the gradients of some of the Parameters cannot get other memory: what still holds the old memory."""
+    """For each Parameter whose gradient cannot be moved, the reason: the holder of the old memory."""
     if not parameters:
         return {}
     if not references.are_known():
         return dict.fromkeys(parameters, _UNKNOWN)
     held = [parameter for parameter in parameters if _reason_against(parameter)]
-    for parameter in held:  # perhaps by operations that have not ended; no name here may hold an array itself
+    for parameter in held:  # pending operations may hold them; no local variable may hold an array here
         wait_to_write(parameter._data[0])
         wait_to_write(parameter._grad[0])
     references.settle(lambda: not any(map(_reason_against, held)))
@@ -405,12 +405,12 @@ def _reason_against(parameter: Parameter) -> str | None:
         return _DETACHED
     if references.of_memory(parameter._grad[0]) > references.of_a_gradient() or _is_kept(parameter):
         return _KEPT
-    # A network with static_shape refers to its parameters from the first pass on, recorded or not.
+    # A network with static_shape refers to its parameters from the first pass onwards, recorded or not.
     return _RECORDED if graphs > 1 and _born.get(parameter) != _recordings else None
 
 
 def _is_kept(parameter: Parameter) -> bool:
-    """Whether Python has other references to the gradient array than the Parameter's and ours."""
+    """Whether Python has references to the gradient array besides the Parameter's and ours."""
     gradient = parameter._grad[0]
     ours = 3 + (_bucket_of(parameter) is not None)  # the list, `gradient`, the argument; and its Place
     return sys.getrefcount(gradient) > ours
@@ -421,7 +421,7 @@ def _is_kept(parameter: Parameter) -> bool:
     "gluon.Parameter.cast",
     why="Parameters get gradient arrays at many moments, and only arrays that nothing else holds can move to memory "
     "that the ranks share.",
-    does="Notes when the arrays were made. Those of a trainer's Parameter become views of its buckets.",
+    does="Notes when the arrays were created. Those of a trainer's Parameter become views of its buckets.",
     undone_by="nothing",
 )
 def _make_gradients(original: Callable, self: Parameter, *args: Any, **kwargs: Any) -> Any:
@@ -437,9 +437,9 @@ def _make_gradients(original: Callable, self: Parameter, *args: Any, **kwargs: A
 
 @patches.replaces(
     "base._LIB.MXAutogradSetIsRecording",
-    why="A graph that was recorded before a trainer is made writes to the gradient arrays of that time. All of MXNet's "
-    "Python calls this function.",
-    does="Counts how often the process has begun to record.",
+    why="A graph that was recorded before a trainer is created writes to the gradient arrays of that time. All of "
+    "MXNet's Python calls this function.",
+    does="Counts the recordings that the process has begun.",
     undone_by="nothing",
     makes=True,
 )

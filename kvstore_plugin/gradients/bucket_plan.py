@@ -1,4 +1,4 @@
-"""How the gradients of a trainer are divided into operations.
+"""Divides the gradients of a trainer into operations.
 
 One operation reduces each bucket: in place, if its gradients are in shared memory, or by copying them in and out. Each
 rank makes a plan for its own arrays. If the plans differ (layers were initialized in another order, say), all gradients
@@ -51,7 +51,7 @@ class BucketMember:
 
 
 class Reduction(NamedTuple):
-    """How gradients are reduced; equal on all ranks."""
+    """How gradients are reduced. The same on all ranks."""
 
     process_set: ProcessSet
     mean: bool  # or sum
@@ -59,8 +59,8 @@ class Reduction(NamedTuple):
     bucket_bytes: int  # the size of a bucket; 0: no gradient is in place
     num_groups: int  # 0: buckets have the size of bucket_bytes
     store_optimizer: StoreOptimizer | None = None  # updates from the sums; each worker updates its shards
-    divisor: float = 1.0  # of sums; means are divided by the number of workers
-    hook: Callable[[Any], None] | None = None  # reduces each bucket in our place; given a GradientBucket
+    divisor: float = 1.0  # factor of the sums; for means also divided by the number of workers
+    hook: Callable[[Any], None] | None = None  # reduces each GradientBucket instead of this package
 
     @property
     def scale(self) -> float:
@@ -135,7 +135,7 @@ class Comparison:
         turn_of: str = "",
         squares: Squares | None = None,
     ) -> None:
-        """Let arrays wait for the comparison, and carry the error if the labels differ. Returns at once.
+        """Make arrays wait for the comparison, and carry its error if the labels differ. Returns at once.
 
         Parameters
         ----------
@@ -169,7 +169,7 @@ class Comparison:
 def planned(
     scope: str, reduction: Reduction, memory: GradientMemory, active: Sequence[BucketMember]
 ) -> list[Operation]:
-    """The operations that fit the present layout of this rank's gradients."""
+    """The operations for the current layout of this rank's gradients."""
     operations = _bucket_operations(scope, reduction, memory, active)
     covered = {id(member) for operation in operations for member in operation.members}
     rest = [member for member in active if id(member) not in covered]
@@ -189,7 +189,7 @@ def _bucket_operations(
     operations = []
     for number, (bucket, places) in enumerate(memory.in_place(members).items()):
         placed = [(members[place.parameter()], place.begin, place.view) for place in places]
-        # To the end of the last gradient: what is unused behind it may differ between the ranks.
+        # Up to the end of the last gradient: the unused memory after it may differ between ranks.
         count = max(place.end for place in places) // bucket.dtype.itemsize
         operations.append(_in_place(f"{scope}/bucket{number}", reduction, bucket, placed, count))
     return operations

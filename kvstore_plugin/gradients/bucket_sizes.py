@@ -1,15 +1,16 @@
-"""Which gradients share a bucket: one rule for buckets in shared memory and for buckets that are copied.
+"""Assigns gradients to buckets, by one rule for buckets in shared memory and for buckets that are copied.
 
-Gradients of one dtype on one device fill a bucket in the order in which they come, until it has its size. The user
-gives the size (`bucket_bytes`), or a number of groups (`num_groups`): a bucket holds a group then, whatever its size.
+Gradients of one dtype on one device fill a bucket in order, until it is full. The user
+gives the size (`bucket_bytes`), or a number of groups (`num_groups`): then a bucket holds a group, whatever its size.
 """
 
 from __future__ import annotations
 
 from typing import Any, Callable, Hashable, Sequence
 
-# Copying several small gradients by one operation saves the cost of the others. Larger buckets overlap copying and
-# reducing less: with 4 MiB a step of ResNet-50's gradients was slower than with gradients that are copied alone.
+# Copying several small gradients in one operation saves the overhead of further operations. Larger buckets overlap
+# copying and reducing less: with 4 MiB a step of ResNet-50's gradients was slower than with gradients that are copied
+# alone.
 LARGEST_COPIED_BUCKET = 512 << 10  # bytes
 
 # On one host few operations are the cheapest. Between hosts the network is the bottleneck and must not idle: gradients
@@ -29,7 +30,7 @@ def default_bucket_bytes(hosts: int, ranks: int) -> int:
 
 
 def number_groups(members: Sequence[Any], num_groups: int, each_alone: bool = False) -> None:
-    """Number the groups of BucketMembers: each group has as many gradients as the others, in the members' order.
+    """Number the groups of BucketMembers: groups of equally many gradients, in the members' order.
 
     Parameters
     ----------
@@ -51,7 +52,7 @@ def number_groups(members: Sequence[Any], num_groups: int, each_alone: bool = Fa
 
 
 class BucketFiller:
-    """Fills one bucket of each kind after the other."""
+    """Fills buckets of each kind one after another."""
 
     def __init__(self) -> None:
         self._filling: dict[Hashable, tuple[Any, float]] = {}  # by kind: the last bucket, and the bytes left in it
@@ -66,7 +67,7 @@ class BucketFiller:
         nbytes : int
             The gradient's size.
         make : callable
-            Returns another bucket and its size, if the last bucket of the kind has no room.
+            Returns a new bucket and its size. Called if the last bucket of the kind has no room.
         """
         bucket, left = self._filling.get(kind, (None, -1))
         if nbytes > left:

@@ -27,7 +27,7 @@ class Clipping:
     Parameters
     ----------
     most : float
-        The largest norm. Infinite: the gradients are only examined.
+        The largest norm. Infinite: the norm is only computed.
     reducers : sequence of Reducer
         The reducers of all gradients of the trainer.
     norm_reducer : SharedReducer or None
@@ -102,7 +102,7 @@ class Clipping:
         Parameters
         ----------
         factor : float
-            What the optimizer multiplies gradients by. The norm is that of the products.
+            The optimizer's factor for gradients. The norm is that of the products.
 
         Raises
         ------
@@ -147,12 +147,12 @@ class Clipping:
         return math.isfinite(self._squares.array.asnumpy().item())
 
     def end(self, factor: float, broken: bool = False) -> None:
-        """Call this after the updates, with the argument of clip(). It takes the place of the reducers' fences.
+        """Call this after the updates, with the argument of clip(). It replaces the reducers' fences.
 
-        `broken`: an exception has broken off the updates.
+        `broken`: an exception has interrupted the updates.
 
         All gradients of the step, and the norm, share its errors. Reading one of them clears the error for all, so no
-        array may be read before all updates have run: see fence.py. The norm is computed behind the fence.
+        array may be read before all updates have run: see fence.py. The norm is computed after the fence.
         """
         if not self._is_added_up:
             return

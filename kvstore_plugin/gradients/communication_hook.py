@@ -1,17 +1,17 @@
-"""Communication hooks: a function of the user reduces the buckets of a trainer's gradients, in our place.
+"""Communication hooks: a user's function reduces the buckets of a trainer's gradients, instead of this package.
 
 A hook is called for each bucket of a step, in the same order on all ranks, in the thread that takes the step. Backward
 may still run then: arrays are computed by MXNet's engine, and so are the sums that the hook starts.
 
 A bucket takes one turn in a step, in three parts. A comparison begins it: the gradients wait until it is known that all
 ranks take the same step, and carry the error otherwise. The operations of the hook follow. Another comparison ends it.
-The ends of all buckets come behind all hooks, so a hook that fails on one rank fails the step for all gradients of all
-ranks. The end compares how many operations the hook has started.
+All buckets end after all hooks, so a hook that fails on one rank fails the step for all gradients of all ranks. The end
+compares the number of operations that the hook has started.
 
-The first time, the ranks also tell each other this number, and expect it from then on. So a rank that refuses a later
-step, or whose hook fails, knows which operations the other ranks start and wait for. Before a hook starts more
-operations than expected, its rank asks the other ranks. A rank whose hook has ended without has refused this question
-by then. If all ranks ask, they meet again as the first time.
+The first time, the ranks also exchange this number, and expect it from then on. So a rank that refuses a later step, or
+whose hook fails, knows which operations the other ranks start and wait for. Before a hook starts more operations than
+expected, its rank asks the other ranks. A rank whose hook has ended with fewer operations has refused this question by
+then. If all ranks ask, they exchange the number again.
 
 (The idea is from PyTorch's communication hooks of DistributedDataParallel.)
 """
@@ -31,7 +31,7 @@ from ..world import process
 from ..world.process_set import ProcessSet
 from .bucket_plan import Comparison, Operation, Reduction
 
-_FAILED = 1  # in the meeting of the first time
+_FAILED = 1  # in the first exchange of the number
 
 
 class GradientBucket:
@@ -153,12 +153,12 @@ class HookedOperation:
         self._comparison = Comparison(reduction.process_set)
         self._priority = max(member.priority for member in planned.members)
         self._run = self._new_run()
-        self._has_met = False  # in this turn, or need not meet
+        self._has_met = False  # has met in this turn, or need not
         self._may_ask = False  # in this turn, whether all ranks start more operations than expected
-        self._has_ended = True  # the last turn; nothing is left of it
+        self._has_ended = True  # nothing is left of the last turn
 
     def push(self, label: str) -> None:
-        """Begin the turn of this step, and run the hook. Whatever fails, the turn is begun afterwards."""
+        """Begin the turn of this step, and run the hook. Even if it fails, the turn has begun afterwards."""
         core = self._process_set._core
         try:
             self._comparison.push(self._name, self._gradients(), self._priority, label)
@@ -212,11 +212,11 @@ class HookedOperation:
 
     @staticmethod
     def reason(error: BaseException) -> str:
-        """What the other ranks are told after push() has failed."""
+        """The reason for the other ranks after push() has failed."""
         return f"its communication hook has failed with {type(error).__name__}: {error}"
 
     def begin_again(self) -> None:
-        """Note that another call has taken the first part of a turn."""
+        """Record that another call has taken the first part of a turn."""
         self._begin()
 
     def _begin(self) -> None:
@@ -277,14 +277,14 @@ class HookedOperation:
                 arrays.copy(total, gradient)
 
     def _meet_after(self, error: BaseException) -> None:
-        """The same as `_meet` after the hook has failed here; then refuse what the other ranks wait for."""
+        """Like `_meet`, after the hook has failed here; then refuse the operations that the other ranks wait for."""
         reason = self.reason(error)
         with contextlib.suppress(MXNetError):  # the error of the hook is the one to raise
             self._meet(_FAILED, reason, lambda: self._refuse_awaited(reason))
         self.refuse_rest(reason)
 
     def _meet(self, state: int, reason: str, look: Callable[[], None] | None = None) -> None:
-        """Where no number of operations is expected, tell the other ranks how many the hook has started.
+        """If no number of operations is expected yet, tell the other ranks how many the hook has started.
 
         Operations that only other ranks start are rejected with the reason.
 
@@ -316,7 +316,7 @@ class HookedOperation:
             )
 
     def _refuse_question(self, reason: str) -> None:
-        """Tell ranks that start more operations than expected that this rank does not."""
+        """Answer ranks that start more operations than expected: this rank does not."""
         if self._may_ask:
             self._may_ask = False
             self._process_set._core.refuse(_question_of(self._name), reason, turn_of=self._name)

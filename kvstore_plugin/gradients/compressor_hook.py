@@ -1,4 +1,4 @@
-"""A compressor of the user, with the methods of Horovod's compressors, as a communication hook."""
+"""Runs a user's compressor, with the methods of Horovod's compressors, as a communication hook."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .communication_hook import GradientBucket
 
 
 class CompressorHook:
-    """Sums what compress() returns, and gives the sums to decompress().
+    """Sums the results of compress(), and passes the sums to decompress().
 
     Parameters
     ----------
     compression : UserCompression
         The compressor.
     predivide : float
-        What the compressed arrays are divided by before they are summed, as Horovod does; the result is multiplied.
+        Divisor of the compressed arrays before they are summed, as in Horovod; the result is multiplied by it.
     """
 
     def __init__(self, compression: UserCompression, predivide: float) -> None:

@@ -1,8 +1,8 @@
-"""How the gradients of one trainer become their mean over the ranks of a process set.
+"""Reduces the dense gradients of one trainer to their mean over the ranks of a process set.
 
-The class `DenseReducer` is the trainer's interface to it. planned_reducer.py has the operations on which the ranks
-agreed; this file pushes them in each step, and refuses them if the step fails here. The stale flags of a step travel
-under the name of the first operation, as the questions about the plan do.
+planned_reducer.py has the operations on which the ranks agreed; `DenseReducer` pushes them in each step, and refuses
+them if the step fails here. The stale flags of a step are exchanged under the name of the first operation, like the
+questions about the plan.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class DenseReducer(PlannedReducer):
         self._to_update: list[tuple[Operation, set[int] | None]] = []  # operations of this step, and keys; None: all
         self._sums = SumsCheck()
         self._compares = Comparing.NOTHING  # after the last allreduce()
-        self._fence = Fence(self._parameters, scope)  # behind update(): compare() is one operation on all arrays
+        self._fence = Fence(self._parameters, scope)  # after update(): compare() is one operation on all arrays
         self._equal_batches: equal_batches.EqualBatches | None = None  # None after the first steps
         living.add(self)
 
     def watch_batches(self) -> None:
-        """Warn once if all workers train on the same batches, as far as the first steps show it."""
+        """Warn once if the first steps show that all workers train on the same batches."""
         self._equal_batches = equal_batches.of(self._reduction)
 
     def _moved(self) -> bool:
@@ -144,13 +144,13 @@ class DenseReducer(PlannedReducer):
                 try:
                     operation.push(label)
                 except BaseException as error:
-                    # NaiveEngine has run it, and a bucket with a hook takes its turn in any case.
+                    # NaiveEngine has run it; a bucket with a hook takes its turn even if it fails.
                     begun = operation.update is not None and operation.update.is_begun()
                     pushed = isinstance(error, MXNetError) or operation.hooked is not None or begun
                     reason = str(error) if operation.hooked is None else operation.hooked.reason(error)
                     self._refuse_rest(operations[: number + pushed], operations[number + pushed :], reason)
                     raise
-            # Behind all hooks: where the last of them fails, no gradient is used on any worker.
+            # After all hooks: if the last one fails, no gradient is used on any worker.
             for operation in operations if self._reduction.hook is not None else ():
                 if operation is last:
                     mark("last")
@@ -167,7 +167,7 @@ class DenseReducer(PlannedReducer):
             return
         mark = process.core.set_step_phase  # for the statistics, as in _push_all()
         try:
-            # What schedules are asked by in this step, where that depends on the order of updates.
+            # The update counts for learning rate schedules in this step, if they depend on the order of updates.
             begun = [(one.update, keys) for one, keys in self._to_update]
             reached = self._reduction.store_optimizer.counts_reached(begun)
             mark("weights")
@@ -175,7 +175,7 @@ class DenseReducer(PlannedReducer):
                 operation, keys = self._to_update[0]
                 operation.update.apply(keys, reached)
                 self._to_update.pop(0)
-        except BaseException as error:  # of a signal handler too, which Python runs between any two lines
+        except BaseException as error:  # including those of signal handlers, which Python runs between any two lines
             self.refuse_update(f"the update has failed on that rank: {error}")
             raise
         finally:
@@ -238,7 +238,7 @@ class DenseReducer(PlannedReducer):
     def sum_with_comparison(self, squares: Squares, add_up: Callable[[int], None]) -> None:
         super().sum_with_comparison(squares, add_up)
         if self._compares is Comparing.NOTHING:
-            self._compares = Comparing.STEP  # also of the next step, if this rank refuses it
+            self._compares = Comparing.STEP  # used by the next step too, if this rank refuses it
 
     def _compared(self) -> tuple[list[NDArray], int]:
         gradients = [gradient for parameter in self._parameters for gradient in parameter._grad or ()]
@@ -286,7 +286,7 @@ class DenseReducer(PlannedReducer):
             return super()._ask(exchange)
         except RuntimeError as error:
             sentence = f"The ranks do not take the same step of {self._scope}: {error}"
-            # The turn of the first operation is taken. Other ranks may wait for its weights and the later operations.
+            # The first operation's turn is taken. Other ranks may wait for its weights and the later operations.
             if self._operations and self._operations[0].hooked is not None:
                 self._operations[0].hooked.begin_again()
             self._refuse_rest(self._operations[:1], self._operations[1:], sentence)

@@ -1,11 +1,10 @@
-"""Warns where all workers train on the same batches, without asking the other workers.
+"""Warns if all workers train on the same batches, without asking the other workers.
 
-The mean over the workers of a gradient that all of them have is that gradient again. So the first worker compares some
+If all workers have the same gradient, its mean over the workers is the same gradient. So the first worker compares some
 elements of its gradients before and after the sums of one step. It does so in its second step, in which all workers
-have the same weights, even if the first step has broadcast them. It copies these elements behind backward and behind
-the sums, in MXNet's engine, and looks at the copies in a later step, when the core has counted more steps: so no step
-waits for it. It reads the memory of the copies and never waits for them, since a wait would take an error from the
-arrays that share it.
+have the same weights, even if the first step has broadcast them. It copies these elements after backward and after the
+sums, in MXNet's engine, and compares the copies in a later step, when the core has counted more steps, so no step waits
+for it. It reads the copies' memory without waiting, since a wait would clear an error that other arrays share.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..world.process_set import global_process_set
 from .bucket_plan import Operation, Reduction
 
 _STEP = 2  # counted from 1
-_LATER = 3  # ended since then: the step before, the step itself, and one that has used its weights
+_LATER = 3  # steps that must have ended: the previous step, the step itself, and one that has used its weights
 _ELEMENTS = 1024  # of a gradient
 _ENDS = 4  # gradients at each end of the network
 _DTYPES = ("float16", "float32", "float64")
@@ -30,7 +29,7 @@ _told = False
 
 
 class EqualBatches:
-    """What the first worker of a trainer knows of the gradients of one step."""
+    """The check of one step's gradients, on a trainer's first worker."""
 
     def __init__(self, reduction: Reduction) -> None:
         self._reduction = reduction
@@ -47,7 +46,7 @@ class EqualBatches:
             self._taken = [_Taken(array.dtype, copy, None) for array, copy in _copied(self._gradients)]
 
     def after(self) -> EqualBatches | None:
-        """Call it when the operations are pushed; what the next steps call, or None when nothing is left to do."""
+        """Call it when the operations are pushed. Returns the check for the next steps, or None when it is over."""
         if self._step < _STEP:
             return self
         counted = self._core_counts()
@@ -93,10 +92,10 @@ class _Taken(NamedTuple):
 
 
 def of(reduction: Reduction) -> EqualBatches | None:
-    """What watches the steps of a trainer; None where other workers, or equal gradients, say nothing.
+    """The check for a trainer; None if there are no other workers, or equal gradients would mean nothing.
 
-    Members of a process set may have the same batches on purpose, where a network is divided among them. A compressor
-    changes a gradient that all workers have, and a hook may do anything with it.
+    Members of a process set may have the same batches on purpose, if a network is divided among them. A compressor
+    changes a gradient even if all workers have the same, and a hook may change it in any way.
     """
     process_set = reduction.process_set
     is_judge = process_set is global_process_set and process_set.size() > 1 and process_set.rank() == 0
@@ -106,11 +105,11 @@ def of(reduction: Reduction) -> EqualBatches | None:
 
 
 def _samples(operations: Sequence[Operation]) -> list[NDArray]:
-    """Gradients of which the sums are on this worker, from both ends of the network."""
+    """Gradients whose sums are on this worker, from both ends of the network."""
     gradients: list[NDArray] = []
     for operation in operations:
         if any(len(member.parameter._grad) > 1 for member in operation.members):
-            return []  # the sum is that over the devices too
+            return []  # the sum includes several devices
         if operation.update is None:
             gradients += [member.parameter._grad[0] for member in operation.members]
         elif operation.layout:  # the sums of this worker's shards
@@ -120,7 +119,7 @@ def _samples(operations: Sequence[Operation]) -> list[NDArray]:
 
 
 def _copied(gradients: Sequence[NDArray]) -> list[tuple[NDArray, NDArray]]:
-    """The gradients, each with a copy of some elements in host memory; none where that fails, as the step goes on."""
+    """The gradients, each with a copy of some elements in host memory; empty if copying fails."""
     copied = []
     try:
         with arrays.not_recorded(), mx.util.np_shape(True):

@@ -1,12 +1,12 @@
-"""Fences behind the updates of a step, so that a failed step changes no weight, in whatever order arrays are read.
+"""Fences after the updates of a step: a failed step changes no weight, whatever the order in which arrays are read.
 
 In MXNet's engine all arrays of a failed operation share one error, and so do all arrays computed from them. When one
 array raises the error, the engine clears it for all (ThreadedEngine::ThrowException). An update that has not run by
-then would run with a gradient that was not summed. A fence is an operation without effect on the gradients and weights
-of some parameters. It comes after their updates, and reading one of these arrays waits for the fence.
+then would run with a gradient that was not summed. A fence is a no-op on the gradients and weights of some parameters.
+It comes after their updates, and reading one of these arrays waits for the fence.
 
 A fence also tells whether updates have failed on this rank alone, for example for lack of memory: the sums carry no
-error, and the weights do. The other ranks have updated theirs then, so the next step must fail on all ranks.
+error, but the weights do. The other ranks have updated their weights, so the next step must fail on all ranks.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _grad_of = operator.attrgetter("_grad")
 
 
 class Fence:
-    """A fence behind the updates of some parameters, which can be pushed in every step.
+    """A fence after the updates of some parameters, which can be pushed in every step.
 
     Parameters
     ----------
     parameters : iterable of Parameter
-        Should be few: the next forward pass waits for all of them.
+        Preferably few: the next forward pass waits for all of them.
     scope : str
-        What the names of the operations that sum the gradients begin with: their failures explain failed updates.
+        The prefix of the names of the operations that sum the gradients: their failures explain failed updates.
     compares_weights : bool
-        The weights carry the error where the workers' updates differ, and not the gradients.
+        If the workers' updates differ, the weights carry the error, not the gradients.
     ends_step : bool
         The updates come after the sums of a step, and the statistics count their time. An attribute, which may change.
     """
@@ -63,10 +63,9 @@ class Fence:
             self._fence.begin()
 
     def push(self, also: Sequence[NDArray] = (), broken: bool = False) -> None:
-        """Reading an array of these parameters now waits for all operations on all of them. Returns at once.
+        """Make a read of any array of these parameters wait for all operations on all of them. Returns at once.
 
-        `also` holds more arrays, for which the same is true. `broken`: the updates since begin() were broken off by an
-        exception.
+        `also`: more such arrays. `broken`: an exception has interrupted the updates since begin().
         """
         if broken and self._engine_blocks:  # which raises the errors of sums before any update
             load_tracking.note_failure(self._parameters)
@@ -75,7 +74,7 @@ class Fence:
             self._fence.push(self.ends_step, broken)
 
     def _look_again(self, also: Sequence[NDArray]) -> None:
-        """Make the operation again if the parameters have other arrays."""
+        """Recreate the operation if the parameters have other arrays."""
         if self._engine_blocks:
             return
         seen = [*map(_data_of, self._parameters), *map(_grad_of, self._parameters), *also]
@@ -97,7 +96,7 @@ class Fence:
 
 
 class SumsCheck:
-    """Tells whether update() may use the sums of allreduce_grads(), where the user calls the two methods separately.
+    """Decides whether update() may use the sums of allreduce_grads(), if the user calls the two methods separately.
 
     Reading a gradient that was not summed raises the error once. A later update would use this gradient as it is.
     """
@@ -110,7 +109,7 @@ class SumsCheck:
         self._before = process.core.failed_operations()
 
     def failure(self) -> str | None:
-        """Why update() cannot be made, as the error says it; None if no operation has failed since begin()."""
+        """The error message if update() must fail; None if no operation has failed since begin()."""
         before, self._before = self._before, None
         if before is None or process.core.failed_operations() == before:
             return None

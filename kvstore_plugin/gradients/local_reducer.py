@@ -1,4 +1,4 @@
-"""The gradients of local parameters, which no other worker trains: they are summed over this process's devices only."""
+"""Sums the gradients of local parameters, which no other worker trains, over this process's devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LocalReducer(Reducer):
     parameters : sequence of Parameter
         The local parameters.
     when_moved : callable
-        Called without arguments when parameters have got other gradient arrays.
+        Called without arguments when parameters have new gradient arrays.
     """
 
     def __init__(self, parameters: Sequence[Parameter], when_moved: Callable[[], None]) -> None:
@@ -68,7 +68,7 @@ class LocalReducer(Reducer):
 
 
 def _is_fresh(parameter: Parameter) -> bool:
-    """Whether a gradient will be used in the update; a worker that has ended its loop in join() uses none here."""
+    """Whether a gradient will be used in the update; never on a worker that has ended its loop in join()."""
     return parameter._grad is not None and trainer_state.is_fresh(parameter)
 
 

@@ -124,13 +124,13 @@ def scopes_of(sets: Sequence[ProcessSet], order: Sequence[int]) -> tuple[dict[Pr
 
 
 def refuse(sets: Iterable[ProcessSet], error: Exception) -> None:
-    """Tell the other members of process sets, which meet first in DistributedTrainer(), why this rank fails."""
+    """Tell the other members of process sets, which wait in DistributedTrainer(), why this rank fails."""
     for process_set in sets:
         operation.waiting(process_set, _CALL).leave_out(str(error), None)
 
 
 def root_of(process_set: ProcessSet, root_rank: int, of_trainer: ProcessSet) -> int:
-    """Rank within a process set of the worker whose initial values the set gets."""
+    """Rank within a process set of the worker whose initial values are broadcast to the set."""
     if process_set is of_trainer and root_rank != 0:
         return process_set._position_of(root_rank)
     return process_set._position_of(root_rank) if root_rank in process_set.ranks else 0

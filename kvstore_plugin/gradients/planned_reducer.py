@@ -1,10 +1,10 @@
-"""Which operations reduce the dense gradients of a trainer: the plan of one process set, on which its ranks agree.
+"""The plan of the operations that reduce a trainer's dense gradients, on which the ranks of a process set agree.
 
-When the trainer is made, the ranks agree which parameters have gradients. In the first step they agree how the
-gradients are in buckets. So an ordinary step exchanges nothing but gradients. A rank whose gradients have changed
-(grad_req, a frozen layer, cast) must ask the other ranks, which may not expect a question. So it asks under the name of
-the first operation that was agreed on. If all ranks ask, they get an answer. If a rank pushes gradients instead, the
-core sees that the two calls do not match, and all ranks get an error.
+When the trainer is created, the ranks agree which parameters have gradients, in the first step on the layout of
+the buckets. So an ordinary step exchanges nothing but gradients. A rank whose gradients have changed (grad_req, a
+frozen layer, cast) must ask the other ranks, which may not expect a question. So it asks under the name of the first
+agreed operation. If all ranks ask, they get an answer. If a rank pushes gradients instead, the core sees that the two
+calls do not match, and all ranks get an error.
 
 bucket_plan.py divides gradients into operations, and bucket_memory.py puts gradients into shared memory.
 """
@@ -48,7 +48,7 @@ class PlannedReducer(SharedReducer):
     Attributes
     ----------
     factor_of_sums : callable or None
-        For the statistics of a trainer that sums gradients: says what its updates multiply the sums by.
+        For the statistics of a trainer that sums gradients: returns the factor by which its updates multiply the sums.
     """
 
     factor_of_sums: Callable[[], str | None] | None = None
@@ -69,28 +69,28 @@ class PlannedReducer(SharedReducer):
             for name, parameter, position in named
         ]
         self._memory = memory or GradientMemory(self._process_set, reduction.bucket_bytes)
-        self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
+        self._operations: list[Operation] = []  # the last agreed plan; empty before the first step
         self._fences: list[Fence] = []  # a fence for each operation, if there are other ranks
         self._copies_all = False  # the ranks' plans differ
-        self._seen: list[Any] = []  # the parameters' gradient arrays at the last look
+        self._seen: list[Any] = []  # the parameters' gradient arrays at the last check
         self._seen_weights: list[Any] = []  # with an optimizer on the store
-        self._world: tuple[int, int | None] = (0, None)  # the init() and the addition of the set at the last look
-        self._hook_counts: dict[str, int] = {}  # how many operations the hook starts, by the name of the bucket
-        self._when_updated: dict[Any, Callable[[], None]] = {}  # what hooks do when the weights of a step are updated
+        self._world: tuple[int, int | None] = (0, None)  # identifies init() and the set's addition at the last check
+        self._hook_counts: dict[str, int] = {}  # number of operations that the hook starts, by bucket name
+        self._when_updated: dict[Any, Callable[[], None]] = {}  # called when a step's weights are updated
 
     def _refuse_step(self, reason: str) -> None:
         """Refuse the operations of a step, since its gradients cannot be read."""
         raise NotImplementedError
 
     def meet(self, meeting: str, options: Sequence[str]) -> None:
-        """Compare the parameters with the other ranks before the first step, which compares them otherwise. Waits.
+        """Compare the parameters with the other ranks now instead of in the first step. Waits.
 
         Parameters
         ----------
         meeting : str
-            The name under which the ranks find out whether they have the same arguments.
+            The name of the exchange in which ranks compare their arguments.
         options : sequence of str
-            Further lines that must be the same on all ranks, as the error shows them.
+            Further lines that must be the same on all ranks; shown in the error.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class PlannedReducer(SharedReducer):
         _check_members(self._process_set, self._exchange_name, trainable, what)
 
     def own_gradients(self) -> None:
-        """Let the gradients be in shared memory from now on, or from their initialization."""
+        """Keep the gradients in shared memory from now on, or from their initialization."""
         # In the order of the network, as parameters are initialized, so that layouts agree between ranks.
         in_order = sorted(self._members, key=lambda member: -member.priority)
         # A compressor that counts elements does so for each array, so each array needs its own operation.
@@ -118,7 +118,7 @@ class PlannedReducer(SharedReducer):
         self._memory.warn_of_copies(self._scope, len(self._members))
 
     def described(self) -> dict[str, Any]:
-        """How the gradients are reduced, for the statistics; see training/statistics.py."""
+        """For the statistics: how the gradients are reduced; see training/statistics.py."""
         members = sorted(self._members, key=lambda member: -member.priority)
         reasons = self._memory.reasons_for_copies(
             [member.parameter for member in members if member.parameter._grad is not None]
@@ -154,12 +154,12 @@ class PlannedReducer(SharedReducer):
         new = [] if store_optimizer is None else store_optimizer.assign(_weights(active))
         operations = bucket_plan.planned(self._scope, self._reduction, self._memory, active)
         try:
-            self._agree(active, operations)  # even if this rank's plan is as before: that of another may not be
+            self._agree(active, operations)  # even with an unchanged plan: another rank's may differ
         except Exception:
             if new:
-                store_optimizer.release(new)  # the other ranks have not given these keys owners
+                store_optimizer.release(new)  # the other ranks have assigned no owners to these keys
             raise
-        # The compressor may need an operation for each gradient, where buckets hold several.
+        # The compressor may need an operation for each gradient, although buckets hold several.
         is_alone = self._reduction.counts_elements and any(member.group is None for member in self._members)
         if self._copies_all or is_alone:
             operations = bucket_plan.copied(self._scope, self._reduction, active)
@@ -184,7 +184,7 @@ class PlannedReducer(SharedReducer):
         least, most = self._ask(lambda exchange_name: agreement.extremes(self._process_set, exchange_name, own, label))
         self._hook_counts.clear()  # on all ranks
         knew, (self._copies_all, fails) = self._copies_all, (least != most).tolist()
-        # Other shapes give an error that names the parameter, and their layout has no other reason.
+        # Different shapes give an error that names the parameter; the layouts differ only because of them.
         if self._copies_all and not knew and not fails and self._process_set.rank() == 0:
             _log.warning(
                 "All gradients of %s are reduced by copying, which is slower, since they lie in other places on some "

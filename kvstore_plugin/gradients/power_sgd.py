@@ -2,14 +2,14 @@
 
 (Vogels, Karimireddy and Jaggi: PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, 2019.)
 
-A gradient of shape (n, ...) is a matrix M of n rows; each worker adds to it what earlier steps have left out. With a
+A gradient of shape (n, ...) is a matrix M of n rows; each worker adds the error of earlier steps to it. With a
 matrix Q of r columns, the workers average P = M Q, make its columns orthonormal, average Q = transposed(M) P, and use
 P transposed(Q) as the mean of M. The next step begins with this Q.
 
 All workers must get the same bits. P and Q are averages, so their bits are equal. But sums of products may be rounded
-differently by another type of CPU or another number of threads. So such sums go over the network before they are used:
-rank 0 of the process set sends its products of the columns of P. All else that follows from P and Q is computed element
-by element, which rounds alike everywhere.
+differently by another type of CPU or another number of threads. So rank 0 of the process set broadcasts its products of
+the columns of P before they are used. Everything else computed from P and Q is element-wise, which rounds alike
+everywhere.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _log = logging.getLogger("kvstore_plugin")
 
 
 class _State(NamedTuple):
-    """What PowerSGD keeps for a gradient. The arrays are written in place, in the update of a step.
+    """The state of PowerSGD for a gradient. The arrays are written in place, in the update of a step.
 
     Attributes
     ----------
     name : str
         The parameter's name.
     error : NDArray, shape (n, m)
-        What earlier steps have left out of this worker's gradient.
+        The part of this worker's gradients that earlier steps have left out.
     q : NDArray, shape (m, r)
         From the last step; the same on all workers.
     first_q : NDArray, shape (m, r)
@@ -67,7 +67,7 @@ class _Matrix(NamedTuple):
 
 
 class _Fresh(NamedTuple):
-    """What a step makes of a state."""
+    """A state's new values from one step."""
 
     state: _State
     error: NDArray
@@ -75,7 +75,7 @@ class _Fresh(NamedTuple):
 
 
 class _Step:
-    """The states that a step makes in the buckets of a process set; called when the step's weights are updated.
+    """The new states from a step in the buckets of a process set; called when the step's weights are updated.
 
     A step that fails, or whose gradients are not finite, changes no state.
     """
@@ -105,15 +105,15 @@ class _Step:
 
 
 # When the user reads the error of a failed step, the engine clears it for all arrays (fence.py). Operations that have
-# not begun by then run, with results that others have left unwritten. So each operation on the way from the gradient to
-# where() writes into zeros, which mean "do not change the state". The rest may hold any values, NaN too.
+# not begun by then run with inputs that were never written. So each operation between the gradient and where() writes
+# into zeros, which mean "do not change the state". Other arrays may hold any values, even NaN.
 
 
 def _is_reduced(parameter: Parameter) -> NDArray:
-    """Not 0 if the gradient was reduced; 0 if its step has failed, also after the error was raised.
+    """Not 0 if the gradient was reduced; 0 if its step has failed, even after the error was raised.
 
-    The operation that reads the gradient does not run after a failure. It comes before the fence behind the updates,
-    which raises the error.
+    The operation that reads the gradient does not run after a failure. It precedes the fence after the updates, which
+    raises the error.
     """
     gradient = parameter._grad[0].as_nd_ndarray()
     size = mx.nd.zeros((1,), ctx=gradient.context, dtype="int64")
@@ -188,13 +188,13 @@ class PowerSGD:
         self.seed = whole_number("seed", seed, 0)
         self._states: weakref.WeakKeyDictionary[Parameter, _State] = weakref.WeakKeyDictionary()
         self._generation = 0
-        self._loaded: dict[str, np.ndarray] = {}  # by what save_states() calls them
+        self._loaded: dict[str, np.ndarray] = {}  # by their names in save_states()
         self._checks_loaded = False  # until the first update: each state must have been loaded, and used
 
     def __call__(self, bucket: GradientBucket) -> None:
         """Reduce a bucket. Returns at once."""
-        if self._generation != process.generation:  # the ranks may be others, and their matrices differ
-            self._checks_loaded &= not self._states  # otherwise what was loaded is used up
+        if self._generation != process.generation:  # the ranks may have changed, and their matrices differ
+            self._checks_loaded &= not self._states  # otherwise the loaded states have been used
             self._states.clear()
             self._generation = process.generation
         plain, matrices = [], []
@@ -216,7 +216,7 @@ class PowerSGD:
             "process_set": bucket.process_set,
             "priority": bucket.priority,
         }
-        factor = bucket.scale * size  # from means to what the trainer expects
+        factor = bucket.scale * size  # from means to the trainer's scale
         left = [mx.nd.dot(matrix.values, matrix.state.q) for matrix in matrices]
         grouped_allreduce_([*left, *plain], **how)
         for gradient in plain if factor != 1.0 else ():
@@ -230,7 +230,7 @@ class PowerSGD:
     def _reduce(
         self, bucket: GradientBucket, matrices: Sequence[_Matrix], left: Sequence[NDArray], factor: float, how: dict
     ) -> list[_Fresh]:
-        """The second half, for matrices with the same number of columns; `left` are the averages of P."""
+        """The second half, for matrices with the same number of columns. `left`: the averages of P."""
         basis = _Basis(left, bucket)
         right = [mx.nd.dot(matrix.values, p, transpose_a=True) for matrix, p in zip(matrices, basis.columns)]
         grouped_allreduce_(right, **how)
@@ -286,7 +286,7 @@ class PowerSGD:
         return default
 
     def _end_check(self) -> None:
-        """After the first update since load_states(): what was not used is of no use."""
+        """After the first update since load_states(): drop unused states, with a warning."""
         if self._checks_loaded and self._loaded:
             names = ", ".join(sorted({key.rpartition("/")[0] for key in self._loaded}))
             training_warnings.warn(

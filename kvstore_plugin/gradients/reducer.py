@@ -1,4 +1,4 @@
-"""What a trainer asks of the objects that reduce its gradients, and what they share.
+"""The interface of the objects that reduce a trainer's gradients, and their common base.
 
 A trainer has a reducer for its dense and one for its row_sparse gradients in each process set, and one for its local
 parameters.
@@ -22,7 +22,7 @@ from .bucket_plan import Comparison, Reduction
 from .fence import Fence
 from .squares import Piece, Squares
 
-_NO_UPDATE = "no update() after allreduce_grads()"  # what a rank compares that leaves update() out
+_NO_UPDATE = "no update() after allreduce_grads()"  # the label of a rank that leaves update() out
 
 
 UPDATE_REFUSED = (
@@ -35,19 +35,19 @@ class Comparing(enum.Enum):
     """What compare() does after allreduce()."""
 
     NOTHING = 0  # it is not called
-    STEP = 1  # in step(): it sums a number, and the workers' steps were compared already
+    STEP = 1  # in step(): it sums a number; the workers' steps were compared already
     UPDATE = 2  # in update(), which the user calls
 
 
 class Reducer:
-    """Reduces the gradients of some parameters of one trainer. Its methods are no-ops where no other worker takes part.
+    """Reduces the gradients of some parameters of one trainer. Its methods are no-ops if no other worker takes part.
 
     Attributes
     ----------
     have_values : sequence of Parameter
-        Parameters that had values on all ranks when the trainer was made.
+        Parameters that had values on all ranks when the trainer was created.
     fences : sequence of Fence
-        Fences behind the updates that each worker makes by itself; see step_guard.py.
+        Fences after the updates that each worker makes by itself; see step_guard.py.
     is_due : bool
         Whether compare() was not called after the last allreduce() that announced it.
     """
@@ -69,9 +69,9 @@ class Reducer:
             parameter that is stale on all workers is left alone. A parameter that is fresh on some worker is fresh on
             all afterwards.
         label : str
-            What else must be equal in the step on all ranks.
+            Further text that must be equal in the step on all ranks.
         compares : Comparing
-            Whether compare() follows, and where.
+            Whether compare() follows, and in which method.
 
         Raises
         ------
@@ -97,7 +97,7 @@ class Reducer:
         Parameters
         ----------
         label : str
-            What must be equal in the updates of all ranks.
+            Text that must be equal in the updates of all ranks.
 
         Raises
         ------
@@ -150,7 +150,7 @@ class Reducer:
         return True
 
     def has_begun(self) -> bool:
-        """Whether the other ranks may count an update that this rank does not make."""
+        """Whether the other ranks may count an update that this rank skips."""
         return False
 
     def share_freshness(self) -> None:
@@ -161,14 +161,14 @@ class Reducer:
         return []
 
     def refuse_awaited(self, reason: str) -> None:
-        """Refuse what the other ranks wait for: an update, or the next step."""
+        """Refuse the operation that the other ranks wait for: an update, or the next step."""
 
     def release(self) -> None:
-        """Give up what belongs to the process set, which has ended."""
+        """Release the state of the process set, which has ended."""
 
 
 class WeakMethod:
-    """Calls a method of an object, and does not keep the object alive; a no-op after the object's end.
+    """Calls a method of an object without keeping the object alive; a no-op after the object's end.
 
     A trainer has reducers, which call it: a reference to its method would be a cycle. A dropped trainer, with its
     buckets, would live until the garbage collector runs.
@@ -183,11 +183,11 @@ class WeakMethod:
         return None if owner is None else getattr(owner, self._name)(*given)
 
     def __reduce__(self) -> tuple:
-        return WeakMethod, (self._owner(), self._name)  # the copy of an object calls the copy
+        return WeakMethod, (self._owner(), self._name)  # in the copy of an object it calls the copy's method
 
 
 class SharedReducer(Reducer):
-    """Reduces gradients over a process set. A subclass says in which operations.
+    """Reduces gradients over a process set. Subclasses choose the operations.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ class SharedReducer(Reducer):
         # How often each parameter had been initialized when all ranks last had values.
         self._times = [deferred_init.times(parameter) for parameter in self._parameters]
         self._comparison = Comparison(self._process_set)
-        self._summed: tuple[Squares, Callable[[int], None]] | None = None  # what the comparison sums, and what sets it
+        self._summed: tuple[Squares, Callable[[int], None]] | None = None  # the sum, and its setter
 
     def _names(self) -> list[str]:
         """Names of the operations that the other ranks expect next from this rank; exchanges go under the first."""
@@ -237,11 +237,11 @@ class SharedReducer(Reducer):
         return self._process_set
 
     def sum_with_comparison(self, squares: Squares, add_up: Callable[[int], None]) -> None:
-        """Let each comparison sum a number over the ranks. `add_up` sets it before, and takes a priority."""
+        """Let each comparison sum a number over the ranks. `add_up`, given a priority, sets the number first."""
         self._summed = squares, add_up
 
     def compare(self, label: str) -> None:
-        # The comparison has the turn of the preceding allreduce(), and without one the name of the first operation.
+        # The comparison takes the turn of the preceding allreduce(), or without one the name of the first operation.
         name = self._names()[0]
         own, turn_of = (f"{name}/update", name) if self.is_due else (name, "")
         squares = None
@@ -338,7 +338,7 @@ class SharedReducer(Reducer):
         self._times = times
 
     def redefer(self, reason: str) -> None:
-        """Before the first step, defer again the parameters that some rank has no values of, on all ranks alike."""
+        """Before the first step, defer parameters again if some rank has no values of them, on all ranks alike."""
         if not self._has_met():
             deferred_init.redefer(self._parameters, self._times, self.have_values, reason)
 

@@ -1,4 +1,4 @@
-"""The row_sparse gradients of one trainer. `DenseReducer` has the dense gradients.
+"""Reduces the row_sparse gradients of one trainer. `DenseReducer` reduces the dense gradients.
 
 collectives/row_sparse.py reduces them. In every step the workers tell each other how many rows each gradient has. This
 exchange also shows whether the workers' steps are alike, and which worker has used which parameter.
@@ -58,10 +58,10 @@ class SparseReducer(SharedReducer):
         self._name = f"{scope}/sparse"
         self._gradients = [_Gradient(item.name, item.value, keys[id(item.value)]) for item in named]
         self._to_update: list[tuple[RowUpdate, Rows]] = []
-        self._counted: list[Parameter] = []  # in the norm of this step, where each worker updates all parameters
+        self._counted: list[Parameter] = []  # in the norm of this step, if each worker updates all parameters
         self._workspace = row_sparse.Workspace(reduction.process_set)
         self._priority = max(-item.position for item in named)
-        self._all_have_values = False  # in an earlier step all ranks had values of all parameters that need gradients
+        self._all_have_values = False  # all ranks had values of all parameters that need gradients in an earlier step
         self._has_begun = False  # all ranks have called the last allreduce(), and update() follows
         labels = [gradient.label for gradient in self._gradients]
         agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
@@ -106,7 +106,7 @@ class SparseReducer(SharedReducer):
             return
         for number, rows in zip(chosen, sums):
             for weight in active[number].parameter._data:
-                if isinstance(weight, SparseNDArray):  # without rows that are zero, after initialization or loading
+                if isinstance(weight, SparseNDArray):  # zero rows may be missing after initialization or loading
                     hold_all_rows(weight)
             for gradient in active[number].parameter._grad:
                 row_sparse.assign(gradient, rows)

@@ -15,7 +15,7 @@ from ..sharded_optimizer.partition import grouped
 from ..world import process
 from ..world.process_set import ProcessSet
 
-# An operation of the engine reads or scales at most this number of bytes, or one larger array, when all are reduced.
+# Batch gradients up to this size per engine operation.
 BYTES_AT_ONCE = 4 << 20
 
 
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 def share_of(gradients: Sequence[NDArray], rank: int, size: int) -> list[Piece]:
-    """A rank's share of the elements of gradients, of `size` shares."""
+    """One of `size` shares of the elements of gradients."""
     total = sum(gradient.size for gradient in gradients)
     first, last = total * rank // size, total * (rank + 1) // size
     pieces, begin = [], 0

@@ -1,8 +1,8 @@
-"""What guards a trainer's step: what the other workers must know, or this one must remember, if the step fails here.
+"""Guards of a trainer's step: if it fails here, they tell the other workers, or make this worker remember it.
 
-`StepGuard` is around a whole step: the other workers count it, so this worker counts it too. `updates` is around its
-updates: if they fail on this worker alone, its weights differ from then on, and the next step fails on all workers.
-`check_fresh` is before its sums: a stale gradient fails the step on all workers.
+`StepGuard` wraps a whole step: the other workers count it, so this worker counts it too. `updates` wraps its updates:
+if they fail on this worker alone, its weights differ from then on, and the next step fails on all workers.
+`check_fresh` precedes its sums: a stale gradient fails the step on all workers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .reducer import Reducer
 
 
 class StepGuard:
-    """A context of a trainer's step or update: if it fails here, an update is counted, as the other workers count it.
+    """Context manager of a trainer's step or update: if it fails here, an update is counted, as on the other workers.
 
-    It is a class, since a context made of a generator takes more calls in every step.
+    A class, since a generator-based context manager costs more calls in every step.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class StepGuard:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None:
             return
-        for reducer in self._reducers:  # also after Ctrl-C: this worker may go on
+        for reducer in self._reducers:  # even after Ctrl-C: this worker may continue
             reducer.refuse_update(f"the step was interrupted on that rank: {error}")
         is_counted = trainer_state.updates_counted(self._trainer) != self._before
         if not is_counted and any(reducer.has_begun() for reducer in self._reducers):
@@ -60,10 +60,10 @@ class StepGuard:
 
 @contextlib.contextmanager
 def updates(trainer: gluon.Trainer | None, reducers: Sequence[Reducer]) -> Iterator[None]:
-    """A context of a trainer's updates: with fences around them, and a note if they fail on this worker.
+    """Context manager of a trainer's updates: puts fences around them, and notes if they fail on this worker.
 
-    Only an MXNetError about this worker's own arguments is noted: any other MXNetError may come from another worker,
-    and then all workers that wait for it in the update get it.
+    Only an MXNetError about this worker's own arguments is noted: any other MXNetError may come from another worker;
+    then all workers that wait in the update get it.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def updates(trainer: gluon.Trainer | None, reducers: Sequence[Reducer]) -> Itera
                 fence.begin()
         try:
             yield
-        except MXNetError:  # of a sum, so that all workers have it; or of an update, which only a fence can tell
+        except MXNetError:  # from a sum, then all workers have it; or from an update: only the fence can tell
             for reducer in reducers:
                 for fence in reducer.fences:
                     fence.push(broken=True)

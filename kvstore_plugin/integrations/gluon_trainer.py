@@ -50,13 +50,13 @@ class _Record:
         self.of_store: dict[str, Any] = {}  # its attributes of the store, once it has given the store its parameters
         self.memory: GradientMemory | None = None  # of its gradients
         self.reducer: DenseReducer | None = None
-        self.first_use: FirstUse | None = None  # counted where the Trainer is made, since first steps come in any order
+        self.first_use: FirstUse | None = None  # counted at creation, since first steps come in any order
         self.kept: KeptNames | None = None  # since the first step
         self.order = (0, 0)  # hashes of the order and of the names of its Parameters, see _order_of()
         self.has_met = False  # in the first step
         self.scope: str | None = None  # of the reducer's operations
         self.generation = 0  # of the reducer
-        self.losses = 0  # process.losses when the reducer was made
+        self.losses = 0  # process.losses when the reducer was created
         self.is_stepping = False
         self.is_counted = False  # allreduce_grads() has failed here, and this worker has counted the update
         self.ignores_stale = False  # the present step

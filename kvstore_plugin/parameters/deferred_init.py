@@ -269,7 +269,7 @@ def _initialized(parameter: Parameter) -> None:
 @patches.replaces(
     "gluon.Parameter._init_impl",
     when=patches.AT_INIT,
-    why="Initialization may be deferred to the first forward pass, after the trainer was made.",
+    why="Initialization may be deferred to the first forward pass, after the trainer was created.",
     does="Broadcasts the values when they are there.",
     undone_by="`shutdown()`",
 )

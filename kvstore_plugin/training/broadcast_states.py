@@ -229,7 +229,7 @@ class _Exchange:
         if self._share.with_optimizer and type(described["optimizer"]) is not type(optimizer):
             raise ValueError(
                 f"The optimizer is {type(optimizer).__name__} here, but {type(described['optimizer']).__name__} on "
-                f"rank {root}. Make the trainers with the same optimizer."
+                f"rank {root}. Create the trainers with the same optimizer."
             )
 
     def _attach(self, attached: np.ndarray) -> None:

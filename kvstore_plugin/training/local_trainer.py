@@ -431,7 +431,7 @@ class LocalTrainer(DistributedTrainer):
             if self._clipping is not None:
                 self._clipping = Clipping(self._clipping.most, self._gradients, None, self._params, True)
             self._outer = OuterOptimizer(self._meetings, [item.value for item in share.named], self._outer_options)
-            # Workers may have other values since the trainer was made. Meetings add changes to a common point.
+            # Workers may have other values since the trainer was created. Meetings add changes to a common point.
             self._outer.begin(share.root, state or {})
             self._outer_state = None
             self._steps_since = 0

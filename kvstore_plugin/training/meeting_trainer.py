@@ -273,7 +273,7 @@ class MeetingTrainer(gluon.Trainer):
         return how.bucket_bytes, lines
 
     def _take_options_of_world(self, bucket_bytes: int, lines: list[str]) -> None:
-        """Meet with the options of another worker: this trainer was made by a new worker, in a world of its own."""
+        """Meet with the options of another worker: this trainer was created by a new worker, in a world of its own."""
         scopes, how, mine = self._meeting
         devices = next(line for line in mine if line.startswith(_DEVICES))
         lines = [devices if line.startswith(_DEVICES) else line for line in lines]

@@ -246,7 +246,7 @@ class DistributedTrainer(SteppingTrainer):
         Raises
         ------
         RuntimeError
-            The trainer was made with update_on_kvstore=True.
+            The trainer was created with update_on_kvstore=True.
 
         Examples
         --------
@@ -283,7 +283,7 @@ class DistributedTrainer(SteppingTrainer):
         Raises
         ------
         RuntimeError
-            The trainer was made with update_on_kvstore=True.
+            The trainer was created with update_on_kvstore=True.
         MXNetError
             The workers' updates differ, for example in batch size. The error is raised where parameters are read. The
             parameters are then unchanged on all workers.

@@ -1,4 +1,4 @@
-"""What this build can do and what is in use, under the names of Horovod's functions."""
+"""Capabilities of this build, and those in use, under the names of Horovod's functions."""
 
 from __future__ import annotations
 

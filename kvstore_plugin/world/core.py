@@ -1,6 +1,6 @@
-"""Loads the compiled core, and explains a failure to load it in one message.
+"""Loads the compiled core, and explains failures to load it.
 
-The core is loaded when it is first needed and not by ``import kvstore_plugin``, so that the self-test can report on an
+The core is loaded on first use, not by ``import kvstore_plugin``, so that the self-test can report on an
 installation whose core or MPI library is broken.
 """
 

@@ -6,7 +6,7 @@ hang. So every worker that sees such an exit on its machine sends the PMIx event
 detector tells the launcher, and the launcher passes the event on to all processes. Workers on other machines notice
 closed connections.
 
-The notifier runs as long as MPI calls may wait for the dead process: also while the survivors begin again without it.
+The notifier runs as long as MPI calls may wait for the dead process: including while the survivors restart without it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .process_watch import Followed, Identity
 
 _log = logging.getLogger("kvstore_plugin")
 
-_GRACE_S = 0.2  # for the launcher, which reports signals itself
+_GRACE_S = 0.2  # gives the launcher time, which reports signals itself
 _JOIN_S = 5.0
 
 # Constants of the PMIx standard, from its version 4 on.
@@ -64,7 +64,7 @@ def begin(processes: Sequence[Identity], names: Sequence[Name | None]) -> None:
 
 
 def end() -> None:
-    """Stop the notifier, before the workers exit in good order."""
+    """Stop the notifier, before the workers exit normally."""
     global _teller
     ending, _teller = _teller, None
     if ending is not None:
@@ -157,7 +157,7 @@ def tell_failed(namespace: str, rank: int) -> None:
 
 
 def _loaded_pmix() -> str:
-    """The library that Open MPI uses in this process."""
+    """The PMIx library that Open MPI uses in this process."""
     for path in loaded_files("libpmix.so"):
         return path
     raise OSError("Open MPI has no libpmix.so loaded")

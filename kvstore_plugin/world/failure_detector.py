@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kvstore_plugin")
 
 _LOOK_MS = 50  # between two tests of the receive
-_TAG = 32002  # of the receive that no message matches
-_NAMES_S = 0.5  # to find out which rank has ended, when it is only known that a rank has
+_TAG = 32002  # of a receive that never completes; it fails when a peer dies
+_NAMES_S = 0.5  # limit for finding out which rank has ended
 _NAME_LOOK_MS = 5
 _JOIN_S = 5.0
 
-# The message that names the ranks that have ended, or None.
+# Message with the ranks that have ended, or None.
 death: str | None = None
 
 _watch: _Watch | None = None
@@ -43,7 +43,7 @@ _key: int | None = None  # keyval of an attribute of MPI_COMM_SELF
 
 
 def check_possible(what: str = "elastic=True", otherwise: str = "elastic=False") -> None:
-    """Raise a RuntimeError if this job cannot outlive one of its processes, which `what` needs."""
+    """Raise a RuntimeError if this job cannot outlive one of its processes. `what` needs that."""
     refusal = _refusal(what, otherwise)
     if refusal:
         raise RuntimeError(refusal)
@@ -73,7 +73,7 @@ def _refusal(what: str = "elastic=True", otherwise: str = "elastic=False") -> st
 
 
 def begin(comm: MPI.Intracomm) -> None:
-    """Watch the processes of a communicator, unless a watch runs already. Collective over the communicator."""
+    """Watch the processes of a communicator; a no-op if a watch runs already. Collective over the communicator."""
     global _watch, death
     if _watch is None:
         death = None
@@ -100,7 +100,7 @@ def before_finalize(function: Callable[[], None]) -> None:
 
 
 def _end_before_mpi() -> None:
-    """Let MPI_Finalize begin with end(), from any caller: it deletes the attributes of MPI_COMM_SELF first."""
+    """Call end() at the beginning of MPI_Finalize, which deletes the attributes of MPI_COMM_SELF first."""
     global _key
     if _key is not None:
         return
@@ -119,7 +119,7 @@ def _end_before_mpi() -> None:
 
 
 def lost(seconds: float = 0.0) -> str | None:
-    """Which ranks have ended, as a message, or None; waits up to `seconds` for a death to be noticed."""
+    """Message with the ranks that have ended, or None. Waits up to `seconds` for a death to be noticed."""
     watch = _watch
     if watch is not None and seconds:
         watch.noticed.wait(seconds)
@@ -173,7 +173,8 @@ class _Watch:
             return
 
     def _named(self) -> list[int]:
-        """The ranks that have ended; empty if another worker has revoked and no dead rank shows here in time."""
+        """The ranks that have ended; empty if another worker revoked the communicator and no dead rank is found in
+        time."""
         until = time.monotonic() + _NAMES_S
         while True:
             ended = self._followed.ended(_NAME_LOOK_MS) or self._failed()
@@ -181,7 +182,7 @@ class _Watch:
                 return ended
 
     def _failed(self) -> list[int]:
-        """The ranks that MPI knows to have failed."""
+        """The ranks that failed according to MPI."""
         try:
             failed = self._comm.Get_failed()
             return _translated(failed, self._comm.Get_group())
@@ -197,7 +198,7 @@ class _Watch:
         death = f"{who} ended: killed, or left before the others were done"
         _log.warning("%s.", death)
         core_loader.load().lose(death, ended)
-        core_loader.load().watch(False)  # this watch calls lose() no more
+        core_loader.load().watch(False)  # this watch does not call lose() any more
         self.noticed.set()
         with contextlib.suppress(self._MPI.Exception):
             self._comm.Revoke()

@@ -16,9 +16,9 @@ from .loaded_files import loaded_files
 
 _log = logging.getLogger("kvstore_plugin")
 _logged = ""
-mxnet_has_cuda = True  # whether MXNet can have arrays on GPUs; compat/engine.py, which knows MXNet, sets it
+mxnet_has_cuda = True  # whether MXNet supports arrays on GPUs; set by compat/engine.py
 
-# What the system's loader is asked for, in this order.
+# Names for the system's loader, in this order.
 _SYSTEM_CUDA = ("libcudart.so.12", "libcudart.so.13", "libcudart.so.11.0", "libcudart.so")
 _SYSTEM_NCCL = ("libnccl.so.2", "libnccl.so")
 
@@ -27,14 +27,14 @@ _SYSTEM_NCCL = ("libnccl.so.2", "libnccl.so")
 def find() -> dict[str, Any]:
     """Look for the CUDA runtime and for NCCL, once per process.
 
-    The files that MYKV_CUDA_LIBRARY and MYKV_NCCL_LIBRARY name take the place of all others. Otherwise the order is:
-    libraries that the process has loaded already, since MXNet works with them; the PyPI packages nvidia-*; the system.
+    Files named by MYKV_CUDA_LIBRARY and MYKV_NCCL_LIBRARY replace all others. Otherwise the order is: libraries that
+    the process has loaded already, since MXNet works with them; the PyPI packages nvidia-*; the system.
 
     Returns
     -------
     dict
         ``cuda`` and ``nccl``, each with ``path`` ('' for none), ``version`` (0 for none) and ``problem``; ``driver``,
-        the newest CUDA version that the driver knows; ``devices``, how many GPUs this process sees.
+        the newest CUDA version of the driver; ``devices``, the number of GPUs that this process sees.
     """
     named_cuda, named_nccl = settings.value("MYKV_CUDA_LIBRARY"), settings.value("MYKV_NCCL_LIBRARY")
     cuda = [named_cuda] if named_cuda else [*loaded_files("libcudart.so"), *_packaged("libcudart.so"), *_SYSTEM_CUDA]
@@ -46,7 +46,7 @@ def find() -> dict[str, Any]:
 
 
 def unusable() -> list[str]:
-    """Sentences about files that the environment names and that cannot be used."""
+    """Messages about unusable files that environment variables name."""
     return [
         f"{variable} names a file that cannot be used: {find()[library]['problem'].rstrip('.')}."
         for variable, library in (("MYKV_CUDA_LIBRARY", "cuda"), ("MYKV_NCCL_LIBRARY", "nccl"))
@@ -55,7 +55,7 @@ def unusable() -> list[str]:
 
 
 def log_road(core: Any) -> None:
-    """Let rank 0 log how arrays on GPUs are exchanged, and why: once, and again only after a change."""
+    """Log on rank 0 how arrays on GPUs are exchanged, and why: once, and again only after a change."""
     global _logged
     if core.rank() == 0:
         for sentence in unusable():
@@ -70,7 +70,7 @@ def log_road(core: Any) -> None:
 
 
 def log_road_of_set(world: Any, group: Any, name: str) -> None:
-    """Let the first member of a process set log how arrays on GPUs are exchanged in it, if not as in the world."""
+    """Log on a process set's first member how arrays on GPUs are exchanged in the set, if not as in the world."""
     some_gpu, by_nccl, reason, is_chosen = group.gpu_road()
     if some_gpu and group.rank() == 0 and by_nccl != world.gpu_road()[1]:
         _log.log(_level(by_nccl or is_chosen), "Arrays on GPUs of %s are exchanged %s.", name, _shown(by_nccl, reason))

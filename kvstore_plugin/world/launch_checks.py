@@ -1,8 +1,8 @@
 """Checks how this process was launched.
 
 Mistakes that are silent without these checks: an mpirun of one MPI that starts processes linked to another MPI (each
-process then believes that it is alone, and trains alone), a launcher that binds each rank to one core of many, and a
-program that uses no store of this package although it was launched on several workers.
+process then sees only itself, and trains alone), a launcher that binds each rank to one core of many, and a program
+that uses no store of this package although it was launched on several workers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger("kvstore_plugin")
 _told_of_one_worker = False
 
 # Patterns in the texts of MPI_Get_library_version(), and of the build (build_backend/mykv_mpi.py), with the
-# implementations that they mean; the group is the major version.
+# implementations; the group is the major version.
 _IMPLEMENTATIONS = (
     (r"Open MPI v(\d+)", "Open MPI"),
     (r"Intel(?:\(R\) MPI Library| MPI) (?:for \S+ OS, Version )?(\d+)", "Intel MPI"),
@@ -34,17 +34,17 @@ _IMPLEMENTATIONS = (
     (r"MPICH(?: Version:)?\s*(\d+)", "MPICH"),
 )
 
-# What `srun --mpi=` must name for an MPI as its makers and PyPI build it; a cluster's own build may take others too.
+# The plugin for `srun --mpi=`, for MPI builds of the vendors and of PyPI; a cluster's own build may accept others too.
 _SLURM_PLUGINS = {"Open MPI": "pmix", "MPICH": "pmi2", "Intel MPI": "pmi2", "MVAPICH": "pmi2"}
 
-# For each variable with the number of processes the one with the rank.
+# Variables with the number of processes, each with the variable for the rank.
 _RANK_VARIABLES = {
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
     "PMI_SIZE": "PMI_RANK",
     "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
 }
 
-# Step numbers from here on are not steps of srun: the batch script (-5), interactive (-6) and others, as unsigned.
+# Step numbers from this one are not steps of srun: the batch script (-5), interactive (-6) and others, as unsigned.
 _FIRST_SPECIAL_SLURM_STEP = 0xFFFFFFF0
 
 
@@ -110,12 +110,12 @@ def check_same_library(core: str, mpi4py: str) -> None:
 
 
 def launched_processes(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """The number of processes that a launcher says it started.
+    """The number of processes according to the launcher's variables.
 
     Returns
     -------
     (str, int) or None
-        The variable that says so and the number; None if no launcher has set a variable.
+        The variable and the number; None if no launcher has set a variable.
     """
     for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
         count = count_of(environment.get(variable, ""))
@@ -130,7 +130,7 @@ def launched_processes(environment: Mapping[str, str]) -> tuple[str, int] | None
 
 
 def launched_rank(environment: Mapping[str, str]) -> int | None:
-    """This process's rank among several that a launcher says it started; None in a process that is alone."""
+    """This process's rank according to the launcher's variables; None in a single process."""
     launched = launched_processes(environment)
     if launched is None or launched[1] < 2:
         return None
@@ -143,12 +143,12 @@ def count_of(text: str) -> int | None:
 
 
 def outlives_processes(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether mpirun was told to let the job go on when one of its processes ends (``--with-ft ulfm``)."""
+    """Whether mpirun lets the job continue when one of its processes ends (``--with-ft ulfm``)."""
     return environment.get("OMPI_MCA_mpi_ft_enable", "").lower() in ("1", "true", "yes", "enabled")
 
 
 def check_size(mpi_size: int, library: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse to work alone where a launcher started several processes.
+    """Refuse to work alone if a launcher started several processes.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def check_size(mpi_size: int, library: str, environment: Mapping[str, str] = os.
         )
 
 
-# Options of mpirun that leave a rank all cores, or {0} cores. Intel MPI has -bind-to too, but ignores it.
+# Options of mpirun that give a rank all cores, or {0} cores. Intel MPI has -bind-to too, but ignores it.
 _UNBINDING = {
     "Open MPI": "--bind-to none, or --map-by slot:PE={0}",
     "Intel MPI": "-genv I_MPI_PIN=0, or -genv I_MPI_PIN_DOMAIN={0}; with srun --cpus-per-task={0}",
@@ -205,7 +205,7 @@ def warn_of_narrow_binding(local_rank: int, local_size: int, library: str) -> No
 def warn_of_many_threads(local_rank: int, local_size: int, environment: Mapping[str, str] = os.environ) -> None:
     """Log a warning, once per host, when the ranks of a host compute with more threads than it has cores.
 
-    The threads of MXNet's operators spin while they wait for each other. Where they outnumber the cores, a step takes
+    The threads of MXNet's operators spin while they wait for each other. If they outnumber the cores, a step takes
     several times as long: ResNet-18 on 2 cores 93 ms with 1 thread in each of 2 ranks, 297 ms with 2.
     """
     if local_rank != 0 or local_size < 2:
@@ -249,7 +249,7 @@ def tell_of_one_worker(size: int, environment: Mapping[str, str] = os.environ) -
 
 
 def _command() -> list[str]:
-    """This process's command line, with Python by its name alone."""
+    """This process's command line, with Python's file name only."""
     try:
         words = Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except OSError:
@@ -258,7 +258,7 @@ def _command() -> list[str]:
 
 
 def warn_of_separate_workers(environment: Mapping[str, str] = os.environ) -> None:
-    """Log a warning on rank 0 of a job of several processes that are about to end and have never called init().
+    """Log a warning on rank 0 of a job of several processes that end without having called init().
 
     mykvrun warns by itself. A process that a worker has started inherits the launcher's variables; it is not a worker.
     """

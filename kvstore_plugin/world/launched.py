@@ -11,7 +11,7 @@ from mykvrun import worker_notes
 
 from . import launch_checks, settings
 
-# Which process of which job a process is, as its launcher says; a nested launcher says something else.
+# Variables that identify a process in its job; a nested launcher sets them differently.
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _IDENTITY = (*_RANKS, "PMIX_NAMESPACE", "PMI_FD", "SLURM_STEP_ID", "SLURM_PROCID")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -31,14 +31,14 @@ class Workers(NamedTuple):
     """The workers of this job on this host."""
 
     alive: set[int]  # ranks whose script has not ended
-    ended: set[int]  # ranks whose script has ended, or whose process has, where these can be told apart
-    missing: int  # how many processes have ended whose ranks are not known
+    ended: set[int]  # ranks whose script or process has ended, if they can be identified
+    missing: int  # number of ended processes of unknown rank
 
 
 def restart_count() -> int:
-    """How often ``mykvrun --max-restarts`` has started this job again; 0 in its first attempt, and without mykvrun.
+    """Number of restarts of this job by ``mykvrun --max-restarts``; 0 in the first attempt and without mykvrun.
 
-    It is known before `init`.
+    May be called before `init`.
 
     Returns
     -------
@@ -47,13 +47,13 @@ def restart_count() -> int:
     Examples
     --------
     >>> if mykv.restart_count() > 0:
-    ...     print("goes on from the last checkpoint")
+    ... print("continues from the last checkpoint")
     """
     return int(settings.value("MYKV_RESTART"))
 
 
 def mark_worker() -> None:
-    """Let child processes of this process know that it is a worker."""
+    """Mark this process as a worker, for its child processes."""
     if _is_launched(os.environ):
         os.environ[_MARK] = str(os.getpid())
 
@@ -72,13 +72,13 @@ def worker_above() -> int | None:
 
 
 def mark_ended() -> None:
-    """Show that the script of this process has ended: workers that wait in init() look for that."""
+    """Mark this process's script as ended: workers that wait in init() check it."""
     with contextlib.suppress(OSError):  # then they warn after MYKV_STALL_WARN_S
         Path("/proc/self/comm").write_text(_ENDED, encoding="ascii")
 
 
 def workers_here() -> Workers | None:
-    """The workers on this host; None where they cannot be seen."""
+    """The workers on this host; None if they cannot be determined."""
     size = next(filter(None, (launch_checks.count_of(os.environ.get(name, "")) for name in _LOCAL_SIZES)), None)
     above = launcher()
     if size is None or above is None:

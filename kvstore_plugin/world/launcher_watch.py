@@ -1,9 +1,9 @@
-"""Ends this worker when its launcher has ended before it: killed, or lost with the terminal.
+"""Ends this worker if its launcher ends first, because it was killed or lost its terminal.
 
 The launcher, such as Open MPI's prterun or Hydra's proxy, ends the workers of its host when the job ends. If the
-launcher itself is killed, its workers would train on, without a reader of their output. A thread waits for the end of
-the launcher's process, by a pidfd. PR_SET_PDEATHSIG would not do: that signal comes when the thread ends that has
-started this process, and launchers may start workers from threads of their own.
+launcher itself is killed, its workers would continue to train, and nothing would read their output. A thread waits for
+the end of the launcher's process, by a pidfd. PR_SET_PDEATHSIG is no alternative: that signal comes when the starting
+thread ends, and launchers may start workers from short-lived threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import launched
 from .process_watch import pidfd
 
 _ORDERLY_S = 1.0  # the launcher may just be ending this worker
-_HANDLERS_S = 5.0  # for a handler of SIGTERM
+_HANDLERS_S = 5.0  # time for a SIGTERM handler
 
 _begun = False
 

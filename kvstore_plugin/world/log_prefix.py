@@ -1,6 +1,6 @@
-"""Each message of the logger ``kvstore_plugin`` begins with the rank in a job of several ranks.
+"""Puts the rank before each message of the logger ``kvstore_plugin`` in a job of several ranks.
 
-A filter of the logger does that. It touches neither handlers nor formatters, which belong to the program.
+A filter of the logger does so. Handlers and formatters, which belong to the program, are not changed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from . import launch_checks, new_workers
 
 _log = logging.getLogger("kvstore_plugin")
 
-_rank: int | None = None  # None: not known yet, or the only rank
+_rank: int | None = None  # None: unknown yet, or a single rank
 _has_joined = False
 
 
@@ -22,12 +22,12 @@ def install() -> None:
 
 
 def remove() -> None:
-    """Leave messages as they are, for a program that names ranks itself."""
+    """Stop adding the rank, for a program that names ranks itself."""
     _log.removeFilter(_with_rank)
 
 
 def joined(rank: int, size: int) -> None:
-    """Remember this process's rank, also for messages after it has left the others."""
+    """Remember this process's rank, including for messages after it has left the others."""
     global _rank, _has_joined
     _rank, _has_joined = rank if size > 1 else None, True
 
@@ -40,5 +40,5 @@ def _with_rank(record: logging.LogRecord) -> bool:
 
 
 def _rank_by_launcher() -> int | None:
-    """The rank before init(); a new worker has none yet."""
+    """The rank before init(); None in a new worker."""
     return None if new_workers.is_waiting() else launch_checks.launched_rank(os.environ)

@@ -1,8 +1,8 @@
-"""Ends the job where this rank waits in init() for a worker that has ended, and says which.
+"""Ends the job if this rank waits in init() for a worker that has ended, and names the worker.
 
-MPI tells the ranks that wait in MPI_Init, or in init()'s first messages, of no rank that has ended before. A thread of
-this rank looks at the processes of this host. A worker that has ended on a host of its own is not seen: then a warning
-says after MYKV_STALL_WARN_S for how long init() has waited.
+MPI does not report ended ranks to ranks that wait in MPI_Init or in init()'s first messages. So a thread checks the
+processes of this host. An ended worker on another host is not noticed: then a warning after MYKV_STALL_WARN_S tells how
+long init() has waited.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from . import launch_checks, launched, new_workers, settings
 _log = logging.getLogger("kvstore_plugin")
 
 _FIRST_LOOK_S, _LOOK_S = 2.0, 0.5
-_LOOKS = 3  # in a row: a launcher may start its processes one after the other
-_HIGHER_LOOKS = 4  # more, of a rank that is not the lowest, so that one rank speaks
+_LOOKS = 3  # consecutive checks: a launcher may start its processes one after the other
+_HIGHER_LOOKS = 4  # extra checks of ranks other than the lowest, so that one rank reports
 
 
 class Watch:
@@ -68,7 +68,7 @@ class Watch:
                 )
 
     def _look(self) -> tuple[str, bool]:
-        """Who has ended, and whether this rank is the lowest that lives."""
+        """The ended workers, and whether this rank is the lowest surviving one."""
         try:
             workers = launched.workers_here()
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""MPI by mpi4py: its start, as the core needs it, and the communicators that ranks are taken from."""
+"""Starts MPI through mpi4py, as the core needs it, and creates communicators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Sequence
 
 from . import launch_checks, mpi_settings, new_workers
 
-# Of the messages by which the members of a process set make its communicator; large, so that no user has the same tag.
+# Of the messages that create a process set's communicator; large, so that no user has the same tag.
 _TAG = 32001
 
 
@@ -42,7 +42,7 @@ def start(core: ModuleType) -> ModuleType:
 
 
 def _initialize(core: ModuleType, MPI: ModuleType) -> None:
-    """Initialize MPI so that other threads of Python run meanwhile, which mpi4py's function does not allow."""
+    """Initialize MPI without the GIL, which mpi4py's function would hold."""
     for file in (core.__file__, None):  # None: all libraries whose symbols are global
         function = getattr(ctypes.CDLL(file), "MPI_Init_thread", None)
         if function is not None:
@@ -64,13 +64,13 @@ def is_initialized() -> bool:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether an exception is that of a failed call of MPI in mpi4py."""
+    """Whether an exception comes from a failed MPI call in mpi4py."""
     MPI = sys.modules.get("mpi4py.MPI")
     return hasattr(MPI, "Exception") and isinstance(error, MPI.Exception)
 
 
 def is_shared() -> bool:
-    """Whether MPI is initialized, with other processes, which wait for this one at their end at the latest."""
+    """Whether MPI is initialized with other processes, which wait for this one in MPI_Finalize at the latest."""
     return is_initialized() and sys.modules["mpi4py.MPI"].COMM_WORLD.Get_size() > 1
 
 
@@ -98,7 +98,7 @@ def _load(core: ModuleType) -> ModuleType:
         else:
             saved = mpi4py.rc.initialize, mpi4py.rc.finalize
             mpi4py.rc.initialize = False  # not before the check below
-            mpi4py.rc.finalize = False  # it would finalize, and hang, in a forked child that ends with sys.exit() too
+            mpi4py.rc.finalize = False  # it would finalize in a forked child that calls sys.exit() too, and hang
             try:
                 from mpi4py import MPI
             finally:

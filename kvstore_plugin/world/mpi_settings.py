@@ -1,4 +1,4 @@
-"""Settings of MPI libraries, mostly such without which ranks that outnumber the cores spin, and wait for each other.
+"""Settings of MPI libraries, mostly to keep ranks that outnumber the cores from spinning while they wait.
 
 mykv's own thread never waits inside MPI, and its messages fill the wire without settings: with the defaults of Open
 MPI, MPICH (over UCX and over libfabric) and Intel MPI they reached 93 to 96% of a link of 1 Gbit/s. But a script's own
@@ -10,10 +10,10 @@ time slices. Time of an exchange of 4 KB over TCP:
   I_MPI_THREAD_YIELD alone.
 - MPICH yields by itself: 0.2 ms.
 
-None of the three sleeps in a wait, with any setting.
+None of the three can sleep in a wait, whatever the settings.
 
-An MPI reads its settings from the environment when it is initialized. So the import of the package sets them, unless
-the user has: in the environment, on the command line of mpirun (which uses the environment) or in Open MPI's file of
+An MPI reads its settings from the environment when it is initialized. So importing the package sets them, unless the
+user has: in the environment, on the command line of mpirun (which uses the environment) or in Open MPI's file of
 parameters.
 """
 
@@ -31,11 +31,11 @@ from . import launch_checks
 
 _log = logging.getLogger("kvstore_plugin")
 
-# Variables of each MPI and the values that they get. An MPI ignores the variables of the others.
+# Variables of each MPI and their values. An MPI ignores the variables of the others.
 _SETTINGS = {
     "Open MPI": {"OMPI_MCA_mpi_yield_when_idle": "1"},
     "Intel MPI": {"I_MPI_WAIT_MODE": "1"},
-    # UCX, which several MPIs use, catches SIGHUP for a debug mode of its own: a worker would go on. 0: no signal.
+    # UCX, which several MPIs use, catches SIGHUP for its own debug mode, and a worker would not end. 0: no signal.
     "UCX": {"UCX_DEBUG_SIGNO": "0"},
 }
 _PREFIX = "OMPI_MCA_"
@@ -53,7 +53,7 @@ _late: dict[str, str] = {}  # settings that came too late, after the initializat
 
 
 def apply(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set what the user has not set; if MPI is initialized already, remember what is missing."""
+    """Set the variables that the user has not set; if MPI is initialized already, remember those that are missing."""
     wanted = {name: value for settings in _SETTINGS.values() for name, value in settings.items()}
     if launch_checks.outlives_processes(environment):
         wanted.update(_OUTLIVING)
@@ -67,10 +67,10 @@ def apply(environment: MutableMapping[str, str] = os.environ) -> None:
 
 @contextlib.contextmanager
 def without_files(library: str, environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Initialize MPI inside: without a launcher Open MPI makes no files in /dev/shm.
+    """Initialize MPI inside: without a launcher, Open MPI then creates no files in /dev/shm.
 
-    mpirun removes the files of its processes. Those of a process without a launcher stay. It has no others to share
-    memory with; processes that it spawns reach it by TCP.
+    mpirun removes the files of its processes. Those of a process without a launcher stay. It shares memory with no
+    other process; processes that it spawns reach it by TCP.
     """
     name, version = launch_checks.parse_version(library)
     makes_files = name == "Open MPI" and int(version or 0) >= _FIRST_WITH_FILES
@@ -82,7 +82,7 @@ def without_files(library: str, environment: MutableMapping[str, str] = os.envir
     try:
         yield
     finally:
-        del environment[_TRANSPORTS]  # programs that this process starts have their own
+        del environment[_TRANSPORTS]  # programs that this process starts use their own settings
 
 
 def warn_if_late(core: Any) -> None:

@@ -1,8 +1,8 @@
 """Starts a new worker: initializes MPI, tells the living workers which process this is, and runs the user's script.
 
 new_workers.py starts this file, not the script itself. MPI_Comm_spawn waits endlessly for a process that ends before it
-has initialized MPI. A script may end before, and its imports take seconds. So this file comes first, and imports
-neither kvstore_plugin nor MXNet.
+has initialized MPI. A script may end before, and its imports take seconds. So this file runs first, and imports neither
+kvstore_plugin nor MXNet.
 
 Arguments: a JSON object, and the arguments of the script after its name.
 """
@@ -15,7 +15,7 @@ import signal
 import sys
 
 TAG_HELLO = 32003  # of the message with this process's identity, to each living worker
-MARK = "_MYKV_NEW_WORKER"  # variable with the pid of the new worker, so that its child processes do not take it over
+MARK = "_MYKV_NEW_WORKER"  # variable with the new worker's pid, so that child processes do not count as new workers
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""New workers, instead of dead ones or added: the living workers start them with MPI_Comm_spawn and join them.
+"""New workers that replace dead workers or are added: the living workers start them with MPI_Comm_spawn and join them.
 
 The script of a new worker runs from its beginning. There init() makes a world of this process alone (MPI_COMM_SELF),
 until run_elastic() calls join(). The messages between a new worker and each living worker:
 
 1. hello, from the new worker when MPI has started (new_worker.py): its machine and pid, by which it is watched.
 2. here, from the new worker in join().
-3. go, from the living worker when all living workers have merged the two groups. A new worker that gets none is not
+3. go, from the living worker when all living workers have merged the two groups. A new worker that gets no `go` is not
    needed: another death has happened meanwhile, and the living workers start other new workers.
 """
 
@@ -37,13 +37,13 @@ _log = logging.getLogger("kvstore_plugin")
 
 _TAG_HERE, _TAG_GO = 32004, 32005
 _LOOK_MS = 20
-# Variables with these beginnings, which the living worker has and the launcher's daemon may lack.
+# Prefixes of variables that the living worker has and the launcher's daemon may lack.
 _THREADS = ("OMP_", "KMP_", "MKL_", "OPENBLAS_")
-# Options of Python with a value, which may follow in the same word, behind options without a value: -uWerror, -mtrain.
+# Python options with a value, which may follow in the same word, after options without a value: -uWerror, -mtrain.
 _WITH_VALUE = re.compile(r"(?P<flags>-[^-cmWX]*)(?P<kind>[cmWX])(?P<value>.*)", re.DOTALL)
 _PASSED_ON = ("MYKV_", "MXNET_", "NCCL_", "OMPI_MCA_mpi_", "OMPI_MCA_async_mpi_", "PYTHONPATH", *_THREADS)
 
-_began_in = os.getcwd()  # before the script changes it
+_began_in = os.getcwd()  # saved before the script changes it
 _has_joined = False
 _has_started = False  # new workers
 
@@ -51,8 +51,8 @@ _has_started = False  # new workers
 def is_respawned() -> bool:
     """Whether this process is a new worker, which `run_elastic` has started in a job that had begun before.
 
-    Its script has begun from the beginning. Until run_elastic() is called, `rank` is 0 and `size` is 1 there. So a
-    script asks this before it does what only the first start of the job should do.
+    Its script runs from the beginning. Until run_elastic() is called, `rank` is 0 and `size` is 1 there. Check it
+    before one-time setup.
 
     Examples
     --------
@@ -63,10 +63,10 @@ def is_respawned() -> bool:
 
 
 def end_without_disconnecting() -> None:
-    """In a job with new workers, let MPI_Finalize not wait for them, nor for those that started them.
+    """In a job with new workers, keep MPI_Finalize from waiting for them or for the workers that started them.
 
-    Open MPI 5.0 exchanges messages with all processes of all communicators that hold a started process, dead ones too.
-    Then it waits endlessly. It does so while this count of such communicators is above 1.
+    Open MPI 5.0 exchanges messages with all processes of all communicators that hold a started process, even dead
+    processes, and then waits forever. It does so while this count of such communicators is above 1.
     """
     if not _has_started and not is_respawned():
         return
@@ -118,7 +118,7 @@ class NewWorkers:
         The living workers.
     count : int
     hosts : str
-        Where, as ``name:number,...``; "" to let the launcher choose.
+        Hosts, as ``name:number,...``; "" lets the launcher choose.
     is_known : bool
         Whether the launcher has started workers on all of these hosts before, and `hosts` has how many to start on
         each. Otherwise it has all slots of each host, and the launcher starts the workers where slots are free.
@@ -131,7 +131,7 @@ class NewWorkers:
         _has_started = True
         self._MPI = MPI
         self._comm = comm
-        self._known: dict[int, Identity] = {}  # new workers that have said hello
+        self._known: dict[int, Identity] = {}  # new workers that have sent hello
         self._count = count
         with _limited("MPI_Comm_spawn has not started a new worker"):
             try:
@@ -194,7 +194,7 @@ class NewWorkers:
         )
 
     def merged(self) -> MPI.Intracomm | None:
-        """A communicator of the living workers and, after them, the new workers; None if that fails here."""
+        """A communicator of the living workers followed by the new workers; None if that fails here."""
         try:
             with _limited("MPI has not joined the new workers to the living workers"):
                 full = self._inter.Merge(False)
@@ -210,7 +210,7 @@ class NewWorkers:
                 self._inter.send(None, rank, _TAG_GO)
 
     def dismiss(self) -> None:
-        """Let the new workers end, when they call join()."""
+        """Dismiss the new workers: they end when they call join()."""
         with contextlib.suppress(self._MPI.Exception):
             self._inter.Revoke()
 
@@ -234,8 +234,8 @@ def join() -> MPI.Intracomm:
 
     parent = MPI.Comm.Get_parent()
     living = range(parent.Get_remote_size())
-    # The living wait so long for all new workers, and then as long for MPI. If MPI_Comm_spawn has failed there after it
-    # has succeeded here, they do not come.
+    # The living workers wait this long for all new workers, and again for MPI. If MPI_Comm_spawn has failed there after
+    # it has succeeded here, they do not join.
     seconds = 2 * settings.value("MYKV_RESPAWN_WAIT_S")
     watch = threading.Timer(seconds, _end_unneeded, [f"they have not joined it within {seconds:g} s"])
     watch.daemon = True
@@ -324,7 +324,7 @@ def _info(hosts: str, is_known: bool) -> MPI.Info:
 
 
 def _own_command() -> tuple[list[str], dict[str, Any], list[str]]:
-    """What this process runs: the options of Python, how and what for new_worker.py, and the arguments."""
+    """This process's command: options of Python, the kind of program and the program, and the arguments."""
     line = Path("/proc/self/cmdline").read_bytes().decode(errors="surrogateescape").split("\0")[1:-1]
     options, kind, what, arguments = _parsed(line)
     if is_respawned():

@@ -1,4 +1,4 @@
-"""How the ranks of a host share out its GPUs."""
+"""Assigns the GPUs of a host to its ranks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import logging
 from . import process
 
 _log = logging.getLogger("kvstore_plugin")
-_reported: set[int] = set()  # starts of the core (process.generation) for which the log says that ranks share GPUs
+_reported: set[int] = set()  # starts of the core (process.generation) for which shared GPUs were logged
 
 
 def own_gpus() -> list[int]:
-    """Numbers of the GPUs that this rank should use, so that the ranks of a host share them out. Empty without GPUs.
+    """Numbers of the GPUs that this rank should use, so that the ranks of a host divide them. Empty without GPUs.
 
-    Ranks that see the same GPUs take equally many each, in the order of their local ranks. If there are fewer GPUs than
-    ranks, several ranks take the same GPU, and the log says so once.
+    Ranks that see the same GPUs get equal numbers of them, in the order of their local ranks. If there are fewer GPUs
+    than ranks, several ranks use the same GPU, which is logged once.
 
     Raises
     ------

@@ -48,14 +48,14 @@ _log = logging.getLogger("kvstore_plugin")
 _ABORT_APART_S, _MOST_APART_S = 0.5, 5.0
 # A wait for other ranks checks this often whether Ctrl-C was pressed.
 _SIGNAL_CHECK_S = 0.2
-_LEAST_DRAIN_S = 1.0  # for the engine, when no operation of the core is under way any more
-# A wait that takes long looks for the reason; with several hosts that is a question to the other hosts.
+_LEAST_DRAIN_S = 1.0  # for the engine, once no operation of the core is under way
+# A long wait looks for its cause, which queries all hosts if there are several.
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 2.0, 30.0
 _NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 
 
 class _NoCore:
-    """Replaces the core before it is loaded, and says why."""
+    """Stands for the core before it is loaded: every use raises the reason."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -65,7 +65,7 @@ class _NoCore:
 
 
 class _CoreInChild(_NoCore):
-    """In a forked child: answers what the rank knew about itself when it was forked, as `numbers` has it."""
+    """In a forked child: answers from `numbers`, the rank's numbers at the fork."""
 
     def __init__(self, reason: str, numbers: dict[str, int]) -> None:
         super().__init__(reason)
@@ -75,17 +75,17 @@ class _CoreInChild(_NoCore):
 
 core: Any = _NoCore("kvstore_plugin is not initialized: call kvstore_plugin.init() first.")
 _numbers: dict[str, int] = {}  # this rank's numbers since init(), for its forked children
-losses = 0  # how often this process went on with the remaining workers after a worker was lost
-generation = 0  # how often the core was started: older objects must not touch new objects with the same names
-recoveries = 0  # how often join_again() was called since init()
-job = ""  # the same text on all ranks since init(), another one in another job
+losses = 0  # number of times that this process continued after a worker was lost
+generation = 0  # number of starts of the core: older objects must not touch new objects with the same names
+recoveries = 0  # number of calls of join_again() since init()
+job = ""  # a text that is the same on all ranks since init() and differs between jobs
 _comm: MPI.Comm | None = None
 _last_comm: MPI.Comm | None = None  # the _comm of the last init()
 _group: MPI.Group | None = None  # of _comm, which the user may free
 _groups: dict[int, Any] = {}  # the _group from a `generation` on, until it changes
 _machines: tuple[Any, list[str]] = (None, [])  # the _group of the last init(), and the machine of each of its ranks
-_ended_before: dict[str, int] = {}  # operations that had failed by the last init() since a rank had left, by code
-_tried_by_init = 0  # operations that were tried by the end of the last init()
+_ended_before: dict[str, int] = {}  # by code: operations that had failed before the last init() because a rank had left
+_tried_by_init = 0  # operations started by the end of the last init()
 refusals = 0  # operations that this rank could not start: their arguments were wrong
 _has_lost = False  # some process of MPI_COMM_WORLD has died
 _forked = False
@@ -96,18 +96,18 @@ _interrupted_lock = threading.Lock()
 
 
 class Follower:
-    """What a part of the package does when this rank joins and leaves; the base class does nothing."""
+    """Callbacks of a part of the package for when this rank joins and leaves; no-ops in the base class."""
 
     def versions(self) -> dict[str, str]:
-        """What must be the same on all ranks, by its name in an error."""
+        """Values that must be the same on all ranks, by their names in errors."""
         return {}
 
     def tell(self) -> Any:
-        """What init() tells all ranks; it is pickled."""
+        """The value that init() sends to all ranks, pickled."""
         return None
 
     def hear(self, told: Sequence[Any]) -> None:
-        """Called by init() on all ranks with what tell() has returned on each rank."""
+        """Called by init() on all ranks with the results of tell() from all ranks."""
 
     def joined(self, core: Any) -> None:
         """Called when the core has started."""
@@ -119,7 +119,7 @@ class Follower:
         """Called at the end of each init() that starts the core, on all ranks; init() raises its error."""
 
     def drain(self, seconds: float) -> int:
-        """Wait at most `seconds` for what was pushed; returns how many errors, raised nowhere, are forgotten."""
+        """Wait at most `seconds` for pushed operations; returns the number of dropped errors that were never raised."""
         return 0
 
     def leaving(self) -> None:
@@ -133,7 +133,7 @@ _followers: list[Follower] = []
 
 
 def follow(follower: Follower) -> None:
-    """Call a follower from now on when this rank joins and leaves."""
+    """Register a follower, to be called when this rank joins and leaves."""
     _followers.append(follower)
 
 
@@ -150,7 +150,7 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
         never mixed, or ranks in MPI_COMM_WORLD, the same in the call of each of them. All of MPI_COMM_WORLD by default.
     process_sets : sequence of ProcessSet, optional
         Sets that are added at once, as with `add_process_set`, in the same order on all ranks. ``'dynamic'``, which
-        Horovod needs for `add_process_set`, is accepted without effect.
+        Horovod needs for `add_process_set`, is accepted and ignored.
 
     Raises
     ------
@@ -183,7 +183,7 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     script_end.install(_would_be_awaited, _at_exit, _abort)
     launcher_watch.begin()
     failure_detector.end()  # it still runs if join_again() has failed
-    core_loader.load().begin_again()  # a rank that was lost before is not among the ranks of this init()
+    core_loader.load().begin_again()  # a rank lost earlier is not among the ranks of this init()
     with _noting_interruption(), missing_workers.Watch(mpi.world_ranks(comm), _abort):
         _join(comm, read_settings=True)
     try:
@@ -230,12 +230,12 @@ def _check_is_worker() -> None:
 
 @contextlib.contextmanager
 def _noting_interruption() -> Iterator[None]:
-    """Note that an exception which the other ranks know nothing of has ended init(): they wait in it for this rank."""
+    """Record that an exception that the other ranks do not know has ended init(): they wait in it for this rank."""
     global core, _broken_off
     try:
         yield
     except (ImportError, TypeError, ValueError):
-        raise  # of init() itself: before ranks meet, or on all of them
+        raise  # raised by init() itself, before ranks meet or on all of them
     except BaseException as error:
         if isinstance(error, RuntimeError) and not _is_alone(error):
             raise
@@ -252,7 +252,7 @@ def _is_alone(error: RuntimeError) -> bool:
 
 
 def _log_start() -> None:
-    """Log one line: what this job consists of."""
+    """Log one line that describes this job."""
     workers, hosts = core.size(), len(core.host_ranks())
     _log.info(
         "mykv %s: %d worker%s on %d host%s. MPI: %s. Transports: %s.",
@@ -267,17 +267,17 @@ def _log_start() -> None:
 
 
 def operations() -> int:
-    """How many operations of all ranks have ended on this rank since the core was started."""
+    """Number of operations of all ranks that have ended on this rank since the core was started."""
     return sum(count for count, _ in core.statistics()["ways"].values())
 
 
 def _tried() -> int:
-    """Operations of this rank: those that have ended, those that have failed, and those that could not start."""
+    """Number of this rank's operations that have ended, failed, or could not start."""
     return operations() + core.failed_operations() + refusals
 
 
 def _warn_if_nothing_was_exchanged() -> None:
-    """Log a warning at the end of a job whose workers have trained separately, if they have trained at all."""
+    """Log a warning at the end of a job whose workers have exchanged nothing, so they may have trained separately."""
     if core.size() > 1 and core.rank() == 0 and recoveries == 0 and _tried() == _tried_by_init:
         training_warnings.warn(
             "The %d workers have exchanged nothing since init(). If they should have trained together, give the store "
@@ -287,7 +287,7 @@ def _warn_if_nothing_was_exchanged() -> None:
 
 
 def _warn_if_never_initialized() -> None:
-    """Log a warning at the end of a worker that has not tried to join the others, and has not failed either."""
+    """Log a warning at the end of a worker that never called init() and has not failed."""
     has_failed = hasattr(sys, "last_type") or script_end.failed_exit() is not None  # as argparse ends a program
     if not _init_called and os.getpid() == _imported_in and not has_failed:
         launch_checks.warn_of_separate_workers()
@@ -299,7 +299,7 @@ os.register_at_fork(after_in_child=lambda: _forget_in_child())
 
 
 def warn_of_rejected_callers(group: Any, who: str) -> None:
-    """Log how many foreign processes have asked for the memory of a new group; on one of its ranks per host."""
+    """Log the number of foreign processes that asked for a new group's memory; on one of its ranks per host."""
     if group.rejected_callers():
         _log.warning(
             "%d processes outside of this job asked for the memory that %s share, and were refused.",
@@ -312,14 +312,14 @@ def shutdown() -> None:
     """Leave the other ranks; a no-op if init() was not called.
 
     Operations of this rank get time to finish. Operations of other ranks that still need this rank fail there with an
-    error. MPI stays initialized. Ranks may call init() again, also with another communicator: trainers and stores can
+    error. MPI stays initialized. Ranks may call init() again, even with another communicator: trainers and stores can
     be kept (docs/elastic.md, "Suspend and resume").
 
     Examples
     --------
     >>> if mykv.rank() == 0:
     ...     net.save_parameters("net.params")
-    >>> mykv.shutdown()  # this worker may go on alone, for example with an evaluation
+    >>> mykv.shutdown()  # this worker may continue alone, for example with an evaluation
     >>> mykv.is_initialized()
     False
     """
@@ -336,7 +336,7 @@ def shutdown() -> None:
 
 
 def _ended_by_leaving() -> dict[str, tuple[int, str]]:
-    """How many operations have failed since this rank or another rank has left, and the last error, by its code."""
+    """Number of operations that failed because a rank has left, and the last error, by its code."""
     return {code: failed for code, failed in core_loader.load().failures().items() if code in ("left", "departed")}
 
 
@@ -444,12 +444,12 @@ def communicator_of(ranks: Sequence[int]) -> MPI.Intracomm:
 
 
 def world_communicator() -> MPI.Intracomm:
-    """The communicator of the last init(), also after this rank has left: survivors agree over it on the ranks left."""
+    """The communicator of the last init(), even after this rank has left: survivors use it to agree who is left."""
     return _last_comm
 
 
 def leave_lost() -> None:
-    """Leave a world that has lost a rank. Afterwards this rank does not write to the world's memory any more."""
+    """Leave a world that has lost a rank. Afterwards this rank no longer writes to the world's memory."""
     if is_initialized():
         core.lose(failure_detector.lost() or "another rank has noticed that a worker has ended")
         _leave("a worker was lost", "kvstore_plugin has lost a worker: it is initialized again by run_elastic().", True)
@@ -480,14 +480,14 @@ def ranks_in(comm: MPI.Intracomm) -> list[int]:
 
 
 def wait(work: Any, look: Callable[[], None] | None = None, first_look: float = _FIRST_LOOK_S) -> None:
-    """Wait for a ``Work`` of the core, so that Ctrl-C is noticed meanwhile.
+    """Wait for a ``Work`` of the core; Ctrl-C interrupts the wait.
 
     Parameters
     ----------
     work : Work
     look : callable, optional
-        Called without arguments when the wait has taken `first_look` seconds, twice as long and so on, later at least
-        once in `first_look` or 30 seconds, whichever is longer.
+        Called without arguments after `first_look` seconds and then at intervals that double up to 30 seconds (or
+        `first_look`, if longer).
     first_look : float, optional
 
     Raises
@@ -510,7 +510,7 @@ def wait(work: Any, look: Callable[[], None] | None = None, first_look: float = 
 
 
 def keep(work: Any) -> None:
-    """Keep unfinished work whose wait was interrupted, with its arrays: to drop the work would wait for its end.
+    """Keep unfinished work whose wait was interrupted, with its arrays: dropping the work would wait for its end.
 
     After its end, the next call that waits drops the work.
     """
@@ -591,7 +591,7 @@ def _select_kernels(loaded: Any, name: str) -> None:
 
 
 def _versions(loaded: Any) -> dict[str, str]:
-    """What must be the same on all ranks; ranks of one job may have been started in different environments."""
+    """Values that must be the same on all ranks, which may have been started in different environments."""
     versions = {"mykv": loaded.build_info()["version"]}
     for follower in _followers:
         versions.update(follower.versions())
@@ -599,16 +599,16 @@ def _versions(loaded: Any) -> dict[str, str]:
 
 
 def install_hooks() -> None:
-    """Notice from now on how the script ends, and forks; a second call is a no-op.
+    """Start to observe forks and the end of the script; a second call is a no-op.
 
     Exit handlers run in reverse order: mykv's before MXNet's, which is registered when MXNet is imported, and after
-    handlers that the program registers from now on, which may still use the store.
+    handlers that the program registers later, which may still use the store.
     """
     script_end.install(_would_be_awaited, _at_exit, _abort)
 
 
 def _would_be_awaited() -> bool:
-    """Whether other ranks would wait for this process if it just ended."""
+    """Whether other ranks would wait for this process if it ended now."""
     return mpi.is_shared() or (is_initialized() and core.size() > 1)
 
 
@@ -628,7 +628,7 @@ def _forget_in_child() -> None:
 def _abort(status: int) -> None:
     from mpi4py import MPI
 
-    core_loader.load().end_failed_exits_by_signal(False)  # no rank goes on without this process: Abort ends all
+    core_loader.load().end_failed_exits_by_signal(False)  # no rank can continue without this process: Abort ends all
 
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -674,9 +674,9 @@ def _at_exit() -> None:
 
 
 def _leave(reason: str, afterwards: str, lost: bool = False) -> int:
-    """Let operations of this rank finish, as long as the others take part; then tell the others why it has left.
+    """Wait for this rank's operations, as long as the other ranks take part; then tell them why this rank leaves.
 
-    Afterwards MXNet does not raise the errors of these operations any more; returns how many.
+    Afterwards MXNet does not raise the errors of these operations any more; returns their number.
     """
     global core, _comm, _group
     seconds = settings.value("MYKV_EXIT_WAIT_S")
@@ -702,8 +702,8 @@ def _tell_leaving() -> None:
 
 
 def drain(seconds: float) -> int:
-    """Let what this rank has pushed into MXNet's engine finish, for at most this number of seconds.
+    """Wait for this rank's operations in MXNet's engine, for at most this number of seconds.
 
-    MXNet forgets the errors that were raised nowhere; returns how many.
+    MXNet drops errors that were never raised; returns their number.
     """
     return 0 if _forked else sum(follower.drain(seconds) for follower in _followers)

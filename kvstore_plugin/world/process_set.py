@@ -1,6 +1,6 @@
-"""Process sets: which ranks take part in an operation, all or a part of them.
+"""Process sets: all ranks or a part of them, which take part in an operation.
 
-Each set has a runtime of its own in the core, with its own thread and shared memory, so that sets do not wait for each
+Each set has its own runtime in the core, with its own thread and shared memory, so that sets do not wait for each
 other. coordination/process_sets.py adds and removes sets.
 """
 
@@ -17,26 +17,26 @@ _added: dict[tuple[int, ...], ProcessSet] = {}
 
 
 class ProcessSet:
-    """A part of the ranks, whose operations do not involve the other ranks.
+    """A subset of the ranks, whose operations do not involve the other ranks.
 
-    Make the set on all ranks, members and others, and pass it to `init` or `add_process_set` on all ranks; then pass it
-    to operations on its members. Sets may overlap.
+    Create the set on all ranks, members and others, and pass it to `init` or `add_process_set` on all ranks; then pass
+    it to operations on its members. Sets may overlap.
 
     Parameters
     ----------
     ranks_or_comm : sequence of int, or mpi4py.MPI.Intracomm
         Global ranks, in any order, or a communicator. Each member of a communicator passes that communicator or one
-        with the same processes, as after ``comm.Split``; ``MPI.COMM_NULL`` stands for a set of other ranks.
+        with the same processes, as after ``comm.Split``; ``MPI.COMM_NULL`` means a set of other ranks.
 
     Attributes
     ----------
     process_set_id : int or None
         Number of the set, the same on all ranks; None while it is not added.
     ranks : list of int or None
-        Global ranks of the members; the member of rank r in the set is ranks[r]. Ascending if the set was made of
-        ranks, otherwise in the order of the communicator. None if it was made of a communicator and is not added.
+        Global ranks of the members; the member of rank r in the set is ranks[r]. Ascending if the set was created from
+        ranks, otherwise in the order of the communicator. None if it was created from a communicator and is not added.
     mpi_comm : mpi4py.MPI.Intracomm or None
-        The communicator that the set was made of.
+        The communicator that the set was created from.
 
     Raises
     ------
@@ -108,22 +108,22 @@ class ProcessSet:
         return f"set{self.process_set_id}"
 
     def _next_number(self, kind: str) -> int:
-        """Count objects that the members make in the same order (stores, trainers): from 0, for each `kind`."""
+        """Number objects that the members create in the same order (stores, trainers): from 0, for each `kind`."""
         number = self._numbers.get(kind, 0)
         self._numbers[kind] = number + 1
         return number
 
     def _counted(self) -> dict[str, int]:
-        """How many objects of each kind were counted so far."""
+        """Number of objects of each kind so far."""
         return dict(self._numbers)
 
     def _skip_to(self, numbers: Mapping[str, int]) -> None:
-        """Continue from these numbers if they are larger, since other members have made more objects."""
+        """Continue from these numbers if they are larger, since other members have created more objects."""
         for kind, number in numbers.items():
             self._numbers[kind] = self._bases[kind] = max(number, self._numbers.get(kind, 0))
 
     def _base(self, kind: str) -> int:
-        """The first number that all members count alike, as far as they have told each other: see `_skip_to`."""
+        """The first number that all members are known to count alike: see `_skip_to`."""
         return self._bases.get(kind, 0)
 
     def _position_of(self, root_rank: Any) -> int:
@@ -233,7 +233,7 @@ def joined() -> list[ProcessSet]:
 
 
 class _EqualNumbers(process.Follower):
-    """Lets all ranks count objects from the same numbers: before init(), some ranks may have made more objects."""
+    """Aligns the numbers of objects on all ranks: before init(), some ranks may have created more objects."""
 
     def tell(self) -> dict[str, int]:
         return global_process_set._counted()
@@ -247,7 +247,7 @@ process.follow(_EqualNumbers())
 
 
 class ErrorTypes(NamedTuple):
-    """The errors that are raised for wrong arguments."""
+    """The exception classes for wrong arguments."""
 
     wrong_type: type[Exception]
     wrong_value: type[Exception]
@@ -257,7 +257,7 @@ error_types = ErrorTypes(TypeError, ValueError)  # with MXNet, classes that are 
 
 
 def check(process_set: Any) -> None:
-    """Raise what is wrong with a value of the argument `process_set` of an operation of this rank.
+    """Check the argument `process_set` of an operation.
 
     Raises
     ------
@@ -292,7 +292,7 @@ def _checked_ranks(given: Any) -> list[int]:
 
 
 def shown(ranks: Sequence[int]) -> str:
-    """Ranks as text, shortened where there are many."""
+    """Ranks as text, shortened if there are many."""
     shown = ", ".join(str(rank) for rank in ranks[:8])
     return f"[{shown}, ... ({len(ranks)} ranks)]" if len(ranks) > 8 else f"[{shown}]"
 

@@ -9,13 +9,13 @@ import select
 from pathlib import Path
 from typing import Sequence, Tuple
 
-_SYS_PIDFD_OPEN = 434  # on all architectures; for Python 3.8, and builds without os.pidfd_open
+_SYS_PIDFD_OPEN = 434  # the same on all architectures; for Python 3.8, and builds without os.pidfd_open
 
 Identity = Tuple[Tuple[str, str], int]  # of a process: its machine, and its pid
 
 
 def this_process() -> Identity:
-    """The identity of this process; only processes on this machine have the same machine in theirs."""
+    """The identity of this process. Its first item is the same for all processes of this machine."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return (boot, os.readlink("/proc/self/ns/pid")), os.getpid()
@@ -40,7 +40,7 @@ def pidfd(pid: int) -> int:
 
 
 class Followed:
-    """The processes on this machine among some processes, without this process.
+    """Follows those of some processes that run on this machine, except this process.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Followed:
         return gone + [self._ranks[descriptor] for descriptor, event in ready if event & select.POLLIN]
 
     def wake(self) -> None:
-        """Let ended() return at once from now on, even if no process has ended."""
+        """Make ended() return at once from now on, even if no process has ended."""
         os.write(self._waken, b"x")
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""How this process's script ends: the exception or the status of sys.exit(), for the other ranks and the launcher.
+"""Finds out how this process's script ends: by an exception or by sys.exit(). For the other ranks and the launcher.
 
-The hooks are there from the import of the package on. A rank that fails before init(), in it, or after shutdown()
-leaves other ranks waiting just as a rank that trains does.
+The hooks are installed by the import of the package: a rank that fails before init(), in it, or after shutdown() leaves
+other ranks waiting just as during training.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from mykvrun import worker_notes
 
 # A rank that failed ends the whole job after this many seconds, even if threads of the user keep its interpreter alive.
 _ABORT_AFTER_S = 5.0
-# A rank that fails because another rank has failed gives that rank so long to end the job itself.
+# A rank that fails because another rank has failed gives that rank this long to end the job itself.
 _FIRST_S = 2.0
 _MOST_CHARACTERS = 100  # of an exception's first line
 _INTERRUPTED = 130  # the status of a program that Ctrl-C has ended
-_ENDED = "ended with "  # the core says "rank 1 ended with ..." of a departure with such a reason
+_ENDED = "ended with "  # prefix of a departure's reason, which the core reports as "rank 1 ended with ..."
 _OF_OTHER = re.compile(r"rank \d+ ended with (?:sys\.exit\((?:(?P<status>\d+)\))?|(?P<kind>\w+))")
 
 
@@ -44,18 +44,18 @@ class End(NamedTuple):
 _failure: End | None = None  # an uncaught exception
 _exit: End | None = None  # sys.exit() with a status other than 0
 _is_forked = False
-_hooks: _Hooks | None = None  # once there are any
+_hooks: _Hooks | None = None  # None until install()
 
 
 def install(would_wait: Callable[[], bool], at_exit: Callable[[], None], abort: Callable[[int], None]) -> None:
-    """Note from now on how the script ends.
+    """Start to record how the script ends.
 
     Parameters
     ----------
     would_wait : callable
-        Whether other ranks would wait for this process if it just ended.
+        Whether other ranks would wait for this process if it ended now.
     at_exit : callable
-        Called when Python exits, after the exit handlers that the program registers from now on.
+        Called when Python exits, after the exit handlers that the program registers later.
     abort : callable
         Ends the job with a status.
     """
@@ -149,7 +149,7 @@ def _noting_exception(previous: Any) -> Any:
                 )
             else:
                 previous(kind, value, traceback)
-        finally:  # even where that fails, for lack of memory or in a hook of the program
+        finally:  # even if that fails, for lack of memory or in a hook of the program
             _note_failure(kind, value)
 
     excepthook._is_of_mykv = True  # type: ignore[attr-defined]
@@ -174,14 +174,14 @@ def is_of_another(error: BaseException) -> bool:
 
 
 def _line_of_other(value: Any) -> str:
-    """The line of an exception's text that says how another rank has ended, or ""."""
+    """The line of an exception's text that tells how another rank has ended, or ""."""
     with contextlib.suppress(Exception):  # the text is the program's code
         return next((line for line in str(value).splitlines() if _OF_OTHER.search(line)), "")
     return ""
 
 
 def _is_interactive() -> bool:
-    """Whether the user goes on after a traceback."""
+    """Whether the user continues after a traceback."""
     return bool(sys.flags.interactive) or hasattr(sys, "ps1")
 
 
@@ -209,7 +209,7 @@ def _short(text: str) -> str:
 
 
 def _abort_if_ending() -> None:
-    """End the job if the main thread is over; otherwise the program called sys.excepthook itself and goes on."""
+    """End the job if the main thread is over; otherwise the program called sys.excepthook itself and continues."""
     global _failure
     if threading.main_thread().is_alive() or _failure is None:
         _failure = None

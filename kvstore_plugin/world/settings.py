@@ -1,4 +1,4 @@
-"""The settings: no other Python file reads environment variables of the package.
+"""The settings. No other Python file reads environment variables of the package.
 
 ====================== =========  ===============================================================================
 variable               default    meaning
@@ -28,8 +28,8 @@ MYKV_CUDA_LIBRARY                 file of the CUDA runtime, in place of what is 
 MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
 ====================== =========  ===============================================================================
 
-init() reads all settings by read(), and they keep their values until init() is called again. So a wrong value ends
-init() on all ranks, and not a training after hours.
+init() reads all settings by read(), and they keep their values until init() is called again. So a wrong value fails
+init() on all ranks, not a training after hours.
 
 All ranks must have the same values of MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_FAN_OUT, MYKV_EXCHANGE and
 MYKV_COMPRESS_BYTES, MYKV_VIRTUAL_HOSTS, MYKV_STALL_ABORT_S and MYKV_GPU, which is checked. Variables of launchers
@@ -49,7 +49,7 @@ _MOST_SECONDS = 10**9  # 30 years; the core counts nanoseconds in 64 bits
 
 
 class _Setting(NamedTuple):
-    """How the text of a variable is read, its default, and the core's name for it."""
+    """A variable's parser, its default, and its name in the core."""
 
     parse: Callable[[str, str], Any]
     default: Any = None
@@ -93,7 +93,7 @@ def _gpu_hosts(variable: str, text: str) -> str:
 
 
 def _number(text: str) -> float:
-    """The number that a text stands for; NaN if it is none."""
+    """The number in a text; NaN if it is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -120,11 +120,11 @@ def _report(variable: str, text: str) -> float:
 
 
 def _file(variable: str, text: str) -> str:
-    return text  # gpu_libraries.py and timeline.py say what is wrong with it
+    return text  # checked by gpu_libraries.py and timeline.py
 
 
 def _limit(value: float, largest: int) -> str:
-    """What a message says about the largest value, if a larger value was given."""
+    """The part of a message about the largest value, if a larger value was given."""
     return f" and at most {largest}" if value > largest else ""
 
 
@@ -158,7 +158,7 @@ _read: dict[str, Any] = {}  # values of the last read(); None for a setting that
 
 
 def read() -> None:
-    """Read all variables; they keep these values from now on.
+    """Read all variables; the values are kept from now on.
 
     Raises
     ------
@@ -175,7 +175,7 @@ def _parsed(variable: str) -> Any:
 
 
 def value(variable: str) -> Any:
-    """The value of a setting, as read() has read it.
+    """The value of a setting from the last read().
 
     Raises
     ------
@@ -186,7 +186,7 @@ def value(variable: str) -> Any:
 
 
 def misspelled() -> list[tuple[str, str]]:
-    """Variables that are set but are no settings, each with the setting that it resembles."""
+    """Variables that are set but unknown, each with the setting that it resembles."""
     found = []
     for variable in sorted(os.environ):
         if variable.startswith("MYKV_") and variable not in _TABLE:
@@ -195,7 +195,7 @@ def misspelled() -> list[tuple[str, str]]:
 
 
 def core_options() -> dict[str, int | str]:
-    """Options for ``mykv_core.init`` that the environment sets; all others keep the core's defaults.
+    """Options for ``mykv_core.init`` that the environment sets; others keep the core's defaults.
 
     Raises
     ------

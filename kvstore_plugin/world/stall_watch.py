@@ -1,4 +1,4 @@
-"""Warns when operations wait long for other ranks, by Python's logging.
+"""Logs a warning when operations wait long for other ranks.
 
 The core finds out which rank waits for which (``csrc/runtime/stall_watch.cpp``). The thread here asks the core and logs
 its reports. The thread waits in the core, without the GIL, so that a waiting main thread does not delay the warnings.
@@ -13,7 +13,7 @@ from typing import Any
 from . import settings
 
 _log = logging.getLogger("kvstore_plugin")
-# The thread may be asking other hosts, which takes some seconds if a host does not answer.
+# The thread may be asking other hosts, which takes a few seconds if a host does not answer.
 _JOIN_S = 10.0
 
 _thread: threading.Thread | None = None
@@ -31,7 +31,7 @@ def begin(core: Any) -> None:
 
 
 def end(core: Any) -> None:
-    """Stop watching, before Python exits: then a thread that is in the core never returns from it."""
+    """Stop watching, before Python exits: a thread in the core would never return."""
     global _thread
     if _thread is not None:
         core.end_stall_watch()

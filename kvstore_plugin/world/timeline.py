@@ -1,9 +1,9 @@
-"""The timeline: a file that shows for each operation when it waited for which rank, and what it did otherwise.
+"""The timeline: a file that shows the phases of each operation, and for which rank it waited when.
 
-Rank 0 alone writes a timeline, or each rank writes one where the file's name has ``{rank}``. Of the ranks of its host
-a rank sees when they arrived and what they did, since all of them note that in shared memory while a timeline is on. Of
-other hosts rank 0 sees when it heard that all their ranks had arrived. So a timeline needs no messages, and the other
-ranks need not call start_timeline() at all.
+Rank 0 writes a timeline, or each rank writes one if the file's name has ``{rank}``. A rank knows the arrivals and the
+work of its host's ranks, which record them in shared memory while a timeline is on. Of other hosts, rank 0 knows when
+it learned that all their ranks had arrived. So a timeline needs no messages, and the other ranks need not call
+start_timeline() at all.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from .version import VERSION
 
 _log = logging.getLogger("kvstore_plugin")
 _lock = threading.Lock()
-_RANK = "{rank}"  # in a path: every rank records, and its number stands there
-_path: str | None = None  # of the timeline that this rank records
+_RANK = "{rank}"  # in a path: every rank records; replaced by its number
+_path: str | None = None  # path of this rank's timeline
 
 
 def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> None:
-    """Record what becomes of every operation, in Chrome's trace format, which https://ui.perfetto.dev opens.
+    """Record the phases of every operation, in Chrome's trace format, for https://ui.perfetto.dev.
 
     Rank 0 writes the file, so only there must `file_path` be writable; an existing file is replaced. On the other ranks
-    the call only checks its arguments, so that all ranks may run the same program. Where `file_path` has ``{rank}`` in
-    it, each rank that calls this writes a file of its own, with its number in the name. The call is not collective: no
-    rank waits, and it may come at any time, also in the middle of training. Operations that were started before are
-    left out.
+    the call only checks its arguments, so that all ranks may run the same program. If `file_path` contains ``{rank}``,
+    each rank that calls this writes its own file, with its number in the name. The call is not collective, no rank
+    waits, and it may be made at any time, even during training. Operations started earlier are left out.
 
-    ``python -m kvstore_plugin.timeline FILE ...`` makes a page of the file, or of the files of all ranks.
+    ``python -m kvstore_plugin.timeline FILE ...`` converts the file, or the files of all ranks, to a page.
 
-    The file is complete after `stop_timeline`, after `shutdown` and at the end of the program. It is valid JSON at any
+    The file is complete after `stop_timeline`, `shutdown` or the end of the program. It is valid JSON at any
     time; if the process is killed, the last 0.1 s may be missing.
 
     Parameters
@@ -51,7 +50,7 @@ def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> N
     Raises
     ------
     OSError
-        The rank that writes the file cannot make or write it, or it is not a regular file.
+        The file cannot be created or written, or is not a regular file. Only on a rank that writes it.
     RuntimeError
         This rank records a timeline already, or init() was not called.
     TypeError, ValueError
@@ -72,7 +71,7 @@ def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> N
         raise ValueError("start_timeline() needs the name of a file.")
     rank = core.rank()
     if rank != 0 and _RANK not in path:
-        return  # and leave _path alone: this rank does not know whether rank 0 has a timeline
+        return  # and keep _path: this rank does not know whether rank 0 has a timeline
     path = path.replace(_RANK, str(rank))
     with _lock:
         if _path is not None:
@@ -112,7 +111,7 @@ class _FollowTimeline(process.Follower):
         path = settings.value("MYKV_TIMELINE")
         if not path or new_workers.is_respawned():  # a new worker would overwrite the file of another
             return
-        # A job that is started again, and elastic workers that begin again, keep what was recorded before.
+        # A restarted job, and elastic workers that restart, keep the earlier records.
         restart = launched.restart_count()
         path = f"{path}.restart{restart}" if restart else path
         path = path if process.generation == 1 else f"{path}.{process.generation}"
@@ -132,7 +131,7 @@ process.follow(_FollowTimeline())
 
 
 def _start(core: object, path: str, mark_cycles: bool) -> None:
-    # O_NONBLOCK: a pipe without a reader is an error and not an endless wait.
+    # O_NONBLOCK: a pipe without a reader is an error instead of an endless wait.
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -148,9 +147,9 @@ def _start(core: object, path: str, mark_cycles: bool) -> None:
 
 
 def _clocks() -> tuple[int, int]:
-    """The times of the two clocks at one moment (ns): of the core's, and since 1970.
+    """The two clocks at the same moment (ns): the core's clock, and the time since 1970.
 
-    The thread may lose its core between two readings, so the closest of some pairs is taken.
+    The thread may be preempted between two readings, so the closest of several pairs is taken.
     """
     pairs = []
     for _ in range(5):

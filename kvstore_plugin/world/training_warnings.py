@@ -1,6 +1,6 @@
-"""Warnings that decide whether the training is right: they reach the terminal even if logging goes to a file alone.
+"""Warnings about the correctness of training, which reach the terminal even if logging goes only to a file.
 
-Scripts often send the root logger to a file, and users do not read the file while the job trains wrongly.
+Scripts often send the root logger to a file, which users do not read during training.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 _log = logging.getLogger("kvstore_plugin")
-_STANDARD = ("logging", "logging.handlers")  # handlers of other modules may show messages in ways of their own
+_STANDARD = ("logging", "logging.handlers")  # handlers of other modules may show messages in their own ways
 _told: set[str] = set()
 
 

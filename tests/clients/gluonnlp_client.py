@@ -1,7 +1,7 @@
 """GluonNLP: the steps of its BERT pretraining script, with its model, optimizer and clipping, on made sentences.
 
 The script itself is not on PyPI. It clips sums of gradients at the norm times the number of workers, as Horovod leaves
-them, so the trainer is made with gradients_after_allreduce='sum'.
+them, so the trainer is created with gradients_after_allreduce='sum'.
 """
 
 from __future__ import annotations

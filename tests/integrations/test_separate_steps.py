@@ -20,7 +20,7 @@ def _optimizer_of_horovod(net):
     return gluon.Trainer(net.collect_params(), mykv.DistributedOptimizer(mx.optimizer.SGD()), kvstore=None)
 
 
-# How a trainer is made, and whether the workers train together.
+# How a trainer is created, and whether the workers train together.
 _TRAINERS = {
     "stock": (_stock, False),
     "no store": (lambda net: _stock(net, kvstore=None), False),

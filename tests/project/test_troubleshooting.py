@@ -72,7 +72,7 @@ _INTERNAL = {
         "adds noise from the random generator",
         "the parameter k of the compressor",
         ", the last at the learning rate … of a schedule",
-        "Make the trainer before autograd.record()",
+        "Create the trainer before autograd.record()",
         "Fetch gradients where they are used",
         "Initialize the copy, with force_reinit=True",
         "it lies in a bucket with gradients of another trainer",

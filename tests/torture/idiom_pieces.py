@@ -36,7 +36,7 @@ class Idioms(Course):
         self.make_trainer()
 
     def begin_recorded(self, draw: random.Random) -> None:
-        """The trainer is made when the first forward has been recorded."""
+        """The trainer is created when the first forward has been recorded."""
         with autograd.record():
             loss = loss_of(self.net, self.data())
         if draw.random() < 0.3:
@@ -46,7 +46,7 @@ class Idioms(Course):
         self.step(draw, draw.random() < 0.3)
 
     def begin_written(self, draw: random.Random) -> None:
-        """The trainer is made after the first backward."""
+        """The trainer is created after the first backward."""
         if draw.random() < 0.3:
             self.backward()
         self.backward()
@@ -66,7 +66,7 @@ class Idioms(Course):
         self.make_trainer()
 
     def begin_frozen(self, draw: random.Random) -> None:
-        """A part of the network is frozen when the trainer is made."""
+        """A part of the network is frozen when the trainer is created."""
         self.net(self.data())
         self.refreeze(parameters(self.net.body), "null")
         self.make_trainer()
@@ -195,7 +195,7 @@ class Idioms(Course):
     # Between steps.
 
     def do_hold(self, draw: random.Random) -> None:
-        """The list of gradient arrays is made anew."""
+        """The list of gradient arrays is created anew."""
         self.hold()
 
     def do_rate(self, draw: random.Random) -> None:

@@ -705,7 +705,7 @@ def test_other_shapes_on_the_ranks_are_an_error_on_both(rank):
 
 @pytest.mark.ranks(2)
 def test_other_shapes_are_an_error_and_no_warning_of_other_orders(rank, caplog):
-    """Each worker's network gets its shapes from its own data, after the trainer was made."""
+    """Each worker's network gets its shapes from its own data, after the trainer was created."""
     net = nn.Dense(4)
     net.initialize(mx.init.Constant(0.1))
     trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
