@@ -14,4 +14,6 @@ void bind_live(pybind11::module_& m);
 
 void bind_region(pybind11::module_& m);
 
+void bind_door(pybind11::module_& m);
+
 }  // namespace mykv

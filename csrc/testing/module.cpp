@@ -137,6 +137,7 @@ PYBIND11_MODULE(mykv_core_testing, m) {
   bind_inbox(m);
   bind_compressor(m);
   bind_region(m);
+  bind_door(m);
   m.def("last_part", &last_part, py::arg("parts"), py::arg("errors"), py::arg("agreed"));
   m.def(
       "memory_headroom",

@@ -376,7 +376,7 @@ CPP = {
     "csrc/transport/nccl/nccl_transport.cpp": ["gpu_nccl", "gpu_death"],
     "csrc/transport/nccl/plan.cpp": ["gpu_nccl"],
     "csrc/world/communicator.cpp": ["process", "process_sets", "elastic"],
-    "csrc/world/door.cpp": ["security", "fuzz_corpus"],
+    "csrc/world/door.cpp": ["door", "security", "fuzz_corpus"],
     "csrc/world/segment_handover.cpp": ["security", "namespaces"],
     "csrc/world/world.cpp": ["hosts", "namespaces", "process"],
 }
