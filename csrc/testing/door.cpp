@@ -1,10 +1,11 @@
+#include "world/door.h"
+
 #include <pybind11/pybind11.h>
 
 #include <string>
 
 #include "base/error.h"
 #include "testing/bindings.h"
-#include "world/door.h"
 
 namespace py = pybind11;
 
@@ -24,9 +25,7 @@ struct OwnDoor {
   Door door;
 };
 
-py::bytes bytes_of(const Token& token) {
-  return {reinterpret_cast<const char*>(token.bytes), sizeof token.bytes};
-}
+py::bytes bytes_of(const Token& token) { return {reinterpret_cast<const char*>(token.bytes), sizeof token.bytes}; }
 
 }  // namespace
 
