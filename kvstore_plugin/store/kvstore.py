@@ -1,7 +1,7 @@
 """The store 'mykv': MXNet's KVStore interface over the compiled core.
 
-Calls of the ranks are matched by key. A rank that finds a wrong argument raises an error, and refuses its turn under
-the same key, so that the other ranks get an error and do not wait.
+Calls of the ranks are matched by key. A rank that finds a wrong argument raises an error and refuses its turn under the
+same key, so that the other ranks get an error instead of waiting.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .values import StoredValues
 
 @KVStoreBase.register
 class MyKV(KVStoreBase):
-    """Store for synchronous data-parallel training, made with ``mx.kv.create('mykv')`` or ``MyKV(process_set=...)``.
+    """Store for synchronous data-parallel training, created by ``mx.kv.create('mykv')`` or ``MyKV(process_set=...)``.
 
     Creating the first store initializes MPI and joins the other ranks, if kvstore_plugin.init() was not called before.
     Each store has its own keys; all ranks must create their stores in the same order. 3 and '3' are different keys.
@@ -63,7 +63,8 @@ class MyKV(KVStoreBase):
 
     def __init__(self, process_set: ProcessSet = global_process_set) -> None:
         process.require()
-        # Before the check, which may fail on one rank alone: then the next store has the same number on all ranks.
+        # Counted before the check, which may fail on one rank alone, so that the next store has the same number on all
+        # ranks.
         scope = operation_names.numbered(operation_names.counted_in(process_set), "kv")
         process_sets.check(process_set)
         self._begin(scope, process_set)
@@ -73,11 +74,11 @@ class MyKV(KVStoreBase):
         self._scope = scope
         self._values = StoredValues()
         self._counts: dict[str, int] = {}  # of _next_scope()
-        self._wire = ""  # compression of sums between hosts, as the core names it
+        self._wire = ""  # compression of sums between hosts, in the core's form
         self._optimizer: StoreOptimizer | None = None
         self._function: Callable[[Any, NDArray, NDArray], None] | None = None  # of _set_updater()
-        self._updates: dict[str, ShardedUpdate] = {}  # by the names of their keys
-        self._optimizers = 0  # those of set_optimizer() so far
+        self._updates: dict[str, ShardedUpdate] = {}  # by key name
+        self._optimizers = 0  # optimizers given to set_optimizer() so far
         self._serves_trainer = False  # a gluon.Trainer updates on the store: its reducer has the optimizer
         self._generation = process.generation
         _stores[scope] = self
@@ -127,8 +128,8 @@ class MyKV(KVStoreBase):
         key : int, str, or list of them
             The ranks' calls are matched by key.
         value : NDArray, or list of NDArray for a list of keys
-            Any shape; the dtypes of this release of MXNet. On ranks other than 0 only its shape and dtype are used. No
-            rank changes it, unless it is also in `out`.
+            Any shape; the dtypes of this release of MXNet. On ranks other than 0 only its shape and dtype are used. It
+            is not changed, unless it is also in `out`.
         out : NDArray or list of NDArray (several devices), or a list of these for a list of keys; optional
             Where the result goes; into `value` by default.
         priority : int, optional
@@ -137,8 +138,8 @@ class MyKV(KVStoreBase):
         Raises
         ------
         TypeError, ValueError
-            What this rank can see alone: wrong types, shapes or dtypes in `out` that differ from `value`, lists of
-            different lengths. The other ranks then get an MXNetError in `out` with the reason.
+            Errors of this rank's arguments: wrong types, shapes or dtypes in `out` that differ from `value`, lists of
+            different lengths. The other ranks get an MXNetError in `out` with the reason.
 
         Examples
         --------
@@ -176,7 +177,7 @@ class MyKV(KVStoreBase):
         Raises
         ------
         TypeError, ValueError
-            What this rank can see alone, as for `broadcast`; with an optimizer also a key that was never initialized.
+            Errors of this rank's arguments, as in `broadcast`; with an optimizer also a key that was never initialized.
 
         Examples
         --------
@@ -210,7 +211,8 @@ class MyKV(KVStoreBase):
         Raises
         ------
         TypeError, ValueError
-            What this rank can see alone, as for `broadcast`. The other ranks get an MXNetError in what they pull.
+            Errors of this rank's arguments, as in `broadcast`. The other ranks get an MXNetError in the arrays that
+            they pull.
 
         Examples
         --------
@@ -238,8 +240,8 @@ class MyKV(KVStoreBase):
         Raises
         ------
         TypeError, ValueError
-            What this rank can see alone: a key was never initialized, a wrong shape or dtype. The other ranks get an
-            MXNetError in what they pull.
+            Errors of this rank's arguments: a key was never initialized, a wrong shape or dtype. The other ranks get an
+            MXNetError in the arrays that they pull.
 
         Examples
         --------
@@ -254,7 +256,7 @@ class MyKV(KVStoreBase):
         self._push_sums(listed, [[self._values.own(call)] for call in listed], priority)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Copy the value in the store, as the earlier calls leave it, into `out`. Returns at once.
+        """Copy the value in the store, after all earlier calls, into `out`. Returns at once.
 
         Nothing is sent: every worker holds the value.
 
@@ -298,12 +300,11 @@ class MyKV(KVStoreBase):
         key : int, str, or list of them
             Keys for which init() or broadcast() was called.
         out : row_sparse NDArray or list of them (several devices), or a list of these for a list of keys
-            With the shape of the value in the store. They get the requested rows, and no other rows. Floats are
-            converted.
+            With the shape of the value in the store. They get only the requested rows. Floats are converted.
         priority : int, optional
             Without effect.
         row_ids : NDArray, list of NDArray, or a list of these for a list of keys
-            Numbers of rows, in any order, also repeated: one array for all of `out`, or one for each array in it.
+            Row numbers, in any order, possibly repeated: one array for all of `out`, or one for each array in it.
 
         Raises
         ------
@@ -352,7 +353,7 @@ class MyKV(KVStoreBase):
         return isinstance(capability, str) and capability.lower() == KVStoreBase.OPTIMIZER
 
     def set_optimizer(self, optimizer: Any) -> None:
-        """Let an optimizer update the values in the store: push() and pushpull() take gradients from then on.
+        """Set the optimizer that updates the values in the store: push() and pushpull() take gradients from then on.
 
         Each worker updates a share of the values and keeps the states of that share only. The optimizer must be the
         same on all workers: if its class, its present settings, or the learning rate of an update differ, the update
@@ -399,7 +400,7 @@ class MyKV(KVStoreBase):
         self._updates.clear()
 
     def _set_updater(self, updater: Callable[[Any, NDArray, NDArray], None]) -> None:
-        """Let a function change the values in the store: it gets the sums of push() and pushpull().
+        """Set a function that changes the values in the store, given the sums of push() and pushpull().
 
         Every worker calls the function with the same sum, and the function must do the same on all workers. Use
         set_optimizer() for an optimizer: it divides the work and the states over the workers.
@@ -460,8 +461,8 @@ class MyKV(KVStoreBase):
     def load_optimizer_states(self, fname: str) -> None:
         """Load the optimizer's states from a file. Collective; the store's first worker reads.
 
-        The store must have its values: each worker gets the states of its share of them. An optimizer in the file
-        replaces the store's optimizer. What the file may hold: see docs/optimizer-on-the-store.md.
+        The store must have its values: each worker gets the states of its share. An optimizer in the file
+        replaces the store's optimizer. For the contents of the file see docs/optimizer-on-the-store.md.
 
         Parameters
         ----------
@@ -497,7 +498,7 @@ class MyKV(KVStoreBase):
         self._optimizer.assign(one for one in self._values.all() if self._optimizer.is_trained(one[0]))
 
     def _resume(self, replaces_states: bool = False) -> None:
-        """Let updates run after another init() than before, unless other ranks have the optimizer's states."""
+        """Allow updates after a new init(), unless other ranks have the optimizer's states."""
         if self._generation == process.generation or not process.is_initialized():
             return
         if self._optimizer is not None and not process.has_same_ranks_as(self._generation):
@@ -508,12 +509,13 @@ class MyKV(KVStoreBase):
         self._generation = process.generation
 
     def set_gradient_compression(self, compression_params: dict) -> None:
-        """Compress what push() and pushpull() send to other hosts, from now on.
+        """Compress the values that push() and pushpull() send to other hosts, from now on.
 
         Within a host everything is summed in full precision. Between hosts, the hosts' sums and the result are sent
         compressed; all workers get the same bits. The compression error is kept, and added to the next value of the
         same key (error feedback). Only float32 and float64 are compressed, in arrays of at least MYKV_COMPRESS_BYTES;
-        row_sparse values are not. All workers must choose the same; otherwise calls fail with an error that shows both.
+        row_sparse values are not. All workers must use the same compression; otherwise calls fail with an error that
+        shows both.
 
         Parameters
         ----------
@@ -521,7 +523,7 @@ class MyKV(KVStoreBase):
             'type' (or 'compressor', as in BytePS), and parameters of that type. All types except 'none', 'fp16' and
             'bf16' have 'ef': whether to use error feedback, True by default.
 
-            - 'none', 'fp16', 'bf16': as `Compression` has them.
+            - 'none', 'fp16', 'bf16': as in `Compression`.
             - '2bit': 'threshold', above 0, 0.5 by default. MXNet's own: threshold, -threshold or 0 for each element.
             - '1bit': 'threshold', 0.5 by default. MXNet's own: 1 for elements above it, else -1.
             - 'onebit': 'scaling', True by default. The signs, times the mean magnitude; without scaling 1 and -1
@@ -529,7 +531,7 @@ class MyKV(KVStoreBase):
             - 'topk': 'k', 0.01 by default. The largest elements: a fraction of them, or a whole number for each array
               (Stich et al., Sparsified SGD with Memory, NeurIPS 2018).
             - 'randomk': 'k' as before, 'seed', 0 by default. Random elements (the same paper); without error feedback
-              enlarged, so that their mean is the value.
+              scaled up, so that their mean is the value.
             - 'dithering': 'partition', 'linear' or 'natural'; 'normalize', 'max' or 'l2'; 'k', 127 or with 'natural' 7
               by default; 'seed'. Randomly rounded to k levels (Alistarh et al., QSGD, NeurIPS 2017), or to k powers of
               two (Horvath et al., Natural Compression, MSML 2022).
@@ -607,7 +609,7 @@ class MyKV(KVStoreBase):
             raise
 
     def _update(self, listed: list[Call], priority: int, with_outputs: bool) -> None:
-        """Let the optimizer, or the function of _set_updater(), update values from the sums of the calls' inputs."""
+        """Update values from the sums of the calls' inputs, by the optimizer or the function of _set_updater()."""
         if self._optimizer is None:
             self._update_by_function(listed, priority, with_outputs)
             return
@@ -650,7 +652,7 @@ class MyKV(KVStoreBase):
                 raise
 
     def _update_by_function(self, listed: list[Call], priority: int, with_outputs: bool) -> None:
-        """Let the function of _set_updater() change the values of calls, on each worker separately."""
+        """Call the function of _set_updater() for the values of calls, on each worker separately."""
         sums = [
             mx.nd.sparse.zeros("row_sparse", first.shape, ctx=first.context, dtype=first.dtype)
             if is_row_sparse(first)
@@ -666,7 +668,7 @@ class MyKV(KVStoreBase):
                 arrays.copy(home, array)
 
     def _update_rows(self, listed: list[Call], weights: Sequence[NDArray], priority: int) -> None:
-        """Let the optimizer update the value of the first call of a list from row_sparse gradients."""
+        """Update the value of the first call of a list by the optimizer, from row_sparse gradients."""
         call = listed[0]
         with self._refusing(listed, "push"):
             update = RowUpdate(self._optimizer, call.name, call.key, weights, priority, turn_of=call.name)
@@ -689,7 +691,7 @@ class MyKV(KVStoreBase):
             self._refuse(later.name, f"the update of key {listed[0].key!r} has failed on that rank: {error}", "push")
 
     def _waits_in_updates(self) -> bool:
-        """Whether the optimizer waits for gradients, so that all workers must update keys in the same order."""
+        """Whether the optimizer waits for gradients: then all workers must update keys in the same order."""
         return self._process_set.size() > 1 and traits.reads_gradients(self._optimizer.optimizer)
 
     def _is_assigned(self, call: Call) -> bool:
@@ -706,9 +708,9 @@ class MyKV(KVStoreBase):
             self._process_set._core.refuse(name, reason)
 
     def _refusing(self, listed: list[Call], method: str) -> contextlib.AbstractContextManager:
-        """A context that starts the first of the calls: if the core rejects its arrays, all of the calls are refused.
+        """Context manager for starting the first call: if the core rejects its arrays, all calls are refused.
 
-        Without a core (after shutdown(), say) it raises the RuntimeError that says so.
+        Raises RuntimeError without a core, for example after shutdown().
         """
 
         def refuse(reason: str) -> None:
@@ -719,7 +721,7 @@ class MyKV(KVStoreBase):
 
 
 def _written_by_core(inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> Sequence[NDArray]:
-    """The arrays that the core writes a sum to: the outputs, or arrays of the dtype and on the device of the inputs."""
+    """The arrays for the sum: the outputs, or new arrays with the dtype and device of the inputs."""
     first = inputs[0]
     if not _are_on_same_devices(inputs, outputs):
         return [arrays.empty(first.shape, first)]
@@ -744,12 +746,12 @@ _pickled: set[str] = set()  # scopes of stores that a pickle may bring back
 
 
 def _forget(scope: str, process_set: ProcessSet, generation: int) -> None:
-    """Let the core drop its counters for the keys of a deleted store."""
+    """Drop the core's counters for the keys of a deleted store."""
     operation_names.forget(process_set, scope, generation, comes_back=scope in _pickled)
 
 
 def _store_named(scope: str, process_set: ProcessSet) -> MyKV:
-    """The store with this scope; in a process that has not made this store, a new store without values."""
+    """The store with this scope; in a process without this store, a new store without values."""
     if scope not in _stores:
         store = MyKV.__new__(MyKV)
         store._begin(scope, process_set)

@@ -1,4 +1,4 @@
-"""The name 'mykv' where MXNet takes a store or a store's name."""
+"""Handles the name 'mykv' in MXNet's arguments for stores."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def is_ours(store: Any) -> bool:
 
 
 def created(store: Any) -> Any:
-    """The argument `kvstore` of MXNet's trainers, with the store in place of the name 'mykv'."""
+    """The argument `kvstore` of MXNet's trainers, with the name 'mykv' replaced by the store."""
     check_spelling(store)
     return mx.kv.create(_NAME) if isinstance(store, str) and is_ours(store) else store
 
 
 def check_spelling(store: Any) -> None:
-    """Raise a ValueError for a name that no store has and that can only mean 'mykv'."""
+    """Raise a ValueError for an unknown store name that can only mean 'mykv'."""
     if not isinstance(store, str) or store.lower() in KVStoreBase.kv_registry:
         return
     if store.lower().startswith("dist") and _is_without_servers():

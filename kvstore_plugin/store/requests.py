@@ -1,6 +1,6 @@
-"""The arguments of the store's methods, checked and divided into one call for each key.
+"""Checks the arguments of the store's methods and divides them into one call for each key.
 
-A Trainer calls this code for every parameter in every step, so the common case, one key and one array, takes few lines.
+A Trainer calls this code for every parameter in every step, so one key with one array is a fast path.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def checked(scope: str, method: str, key: Any, value: Any, out: Any, priority: A
     Parameters
     ----------
     scope : str
-        Begins the names of all keys of the store.
+        Prefix of the names of all keys of the store.
     method : str
         The method of the store.
     key, value, out, priority
@@ -122,8 +122,8 @@ def row_ids(given: Any, calls: Sequence[Call]) -> list[NDArray]:
 def with_inputs_as_they_are(listed: list[Call]) -> list[Call]:
     """Calls of pushpull() whose inputs are copied if an earlier call of the list would overwrite them.
 
-    So an array may occur under several keys: all inputs are read before the first output is written, as in MXNet's own
-    stores.
+    So an array may occur under several keys, as in MXNet's own stores: all inputs are read before the first output is
+    written.
     """
     written: set[int] = set()
     result = []
@@ -137,7 +137,7 @@ def with_inputs_as_they_are(listed: list[Call]) -> list[Call]:
 
 
 def _several(scope: str, method: str, key: Any, value: Any, out: Any) -> list[Call]:
-    if isinstance(key, (int, str)):  # True, an IntEnum and the like
+    if isinstance(key, (int, str)):  # such as True or an IntEnum
         return [_call(scope, method, _plain(key), value, out)]
     if not isinstance(key, (list, tuple)):
         raise ArgumentTypeError(f"A key must be an int, a str or a list of them, not {type(key).__name__}.")

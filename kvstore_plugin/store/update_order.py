@@ -1,9 +1,9 @@
-"""Check that all workers make blocking updates in the same order; if not, all workers get an error.
+"""Checks that all workers make blocking updates in the same order; if not, all workers get an error.
 
 Some optimizers (LARS and LBSGD of MXNet 1.9.1) read norms of the gradient as numbers while they update. With these,
 push() waits until all workers have pushed the key, and workers that push keys in different orders would deadlock. So
-workers meet before such an update and compare their keys. The search for circular waits (coordination/circular_wait.py)
-does not replace that: it takes seconds, leaves out programs with other threads, and knows no keys.
+workers meet before such an update and compare their keys. The check for circular waits (coordination/circular_wait.py)
+does not suffice: it takes seconds, skips programs with other threads, and does not know keys.
 
 A push of a sparse gradient does not use this meeting: it meets under its key, since other workers may have a dense
 gradient.

@@ -1,8 +1,8 @@
-"""The state of a store between calls: for each key its home, the array that holds the key's value on this worker.
+"""The state of a store between calls: each key's home, the array that holds its value on this worker.
 
 The homes of a key hold the same bits on all workers after every operation, so pull() needs no communication. After
-broadcast() the home is the caller's array, in Gluon the parameter's weight: no value is held twice, and an optimizer on
-the store updates the weight in place. The store owns the home after init(), and after a push() without an optimizer.
+broadcast() the home is the caller's array, in Gluon the parameter's weight: no value is stored twice, and an optimizer
+on the store updates the weight in place. The store owns the home after init(), and after a push() without an optimizer.
 All homes are dense.
 """
 
@@ -40,7 +40,7 @@ class StoredValues:
         self._homes[call.name] = _Home(call.key, home, not is_sparse)
 
     def create(self, call: Call) -> NDArray:
-        """Make an uninitialized array, which the store owns, as the home of a key of init()."""
+        """Create an uninitialized array, owned by the store, as the home of a key of init()."""
         value = call.inputs[0]
         self._homes[call.name] = _Home(call.key, arrays.empty(value.shape, value), False)
         return self._homes[call.name].array

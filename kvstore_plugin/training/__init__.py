@@ -1,1 +1,1 @@
-"""DistributedTrainer, and what goes with it in a training loop."""
+"""DistributedTrainer, and its helpers in a training loop."""

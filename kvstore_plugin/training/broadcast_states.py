@@ -1,4 +1,4 @@
-"""broadcast_states: sends the training state of one worker to all workers, after it alone has loaded a checkpoint.
+"""broadcast_states: sends one worker's training state to all workers, after only that worker has loaded a checkpoint.
 
 The root sends a description as a pickle: names and shapes, the optimizer with its scheduler, and the numbers that the
 trainer keeps. Arrays follow as operations of the core. The objects of a worker are overwritten in place, so that
@@ -48,19 +48,19 @@ class _Share(NamedTuple):
 def broadcast_states(trainer: gluon.Trainer, root_rank: int = 0, counters: bool = True) -> None:
     """Send the training state of one worker to all workers: parameters, optimizer states, settings and counts.
 
-    For use after one worker alone has loaded a checkpoint, with ``net.load_parameters`` and ``trainer.load_states``.
-    Collective; returns when everything has arrived. It sends the values of all parameters of the trainer (also frozen
-    and auxiliary parameters), the optimizer's states, settings (such as the learning rate) and scheduler, the scale of
-    AMP, and the counts of updates. Deferred parameters are initialized if the root has values. States that a worker has
-    not created yet are created.
+    For use after only one worker has loaded a checkpoint, with ``net.load_parameters`` and ``trainer.load_states``.
+    Collective; returns when everything has arrived. It sends the values of all parameters of the trainer (including
+    frozen and auxiliary parameters), the optimizer's states, settings (such as the learning rate) and scheduler, the
+    scale of AMP, and the counts of updates. Deferred parameters are initialized if the root has values. States that a
+    worker has not created yet are created.
 
-    With the optimizer on the store no worker has all states: each worker has the states of its share, and load_states,
-    which all workers call, gives each worker its own. So states are not sent then, and stay as they are.
+    With the optimizer on the store no worker has all states: each worker has those of its share, and load_states, which
+    all workers call, gives each worker its own. So states are neither sent nor changed.
 
     Parameters
     ----------
     trainer : gluon.Trainer or DistributedTrainer
-        Made with the same arguments on all workers. A gluon.Trainer's workers are those of its store 'mykv' or its
+        Created with the same arguments on all workers. A gluon.Trainer's workers are those of its store 'mykv' or its
         DistributedOptimizer; with neither, all workers. In a DistributedTrainer, each parameter's process set gets its
         values from the root, or from the set's first worker if the root is not in the set. Local parameters are left
         alone.
@@ -73,7 +73,7 @@ def broadcast_states(trainer: gluon.Trainer, root_rank: int = 0, counters: bool 
     Raises
     ------
     TypeError, ValueError
-        What this rank can see alone: `trainer` is of another type, `root_rank` is not a worker of the trainer, a
+        Errors of this rank's arguments: `trainer` is of another type, `root_rank` is not a worker of the trainer, a
         parameter has another shape or dtype than the root's. The other ranks get an MXNetError that names this rank.
     MXNetError
         The workers' trainers differ in parameters, in AMP, or in where they update; a worker waits in another call or
@@ -119,7 +119,7 @@ class _Exchange:
         described = broadcast_object(sent, share.process_set.ranks[share.root], "broadcast_states", share.process_set)
         with operation.waiting(share.process_set, "broadcast_states") as turn:
             self._check(described)
-            # Names that no earlier call has used: an exception may have taken a worker out of it.
+            # Names not used by an earlier call, which an exception may have ended on some worker.
             scope, _ = operation_names.numbered_alike(
                 turn, share.process_set, "broadcast_states", "broadcast_states of values"
             )
@@ -170,7 +170,7 @@ class _Exchange:
             )
 
     def _described(self) -> dict[str, Any]:
-        """All that the root sends, with arrays replaced by descriptions."""
+        """The root's message, with arrays replaced by descriptions."""
         trainer = self._trainer
         states = {}
         for name, parameter, _ in self._share.named:
@@ -197,14 +197,14 @@ class _Exchange:
         }
 
     def _described_array(self, array: NDArray) -> Leaf | NDArray:
-        """Stands for an array of a state, which is sent apart; sparse arrays are sent in the pickle."""
+        """Placeholder for an array of a state, which is sent separately; sparse arrays are sent in the pickle."""
         if isinstance(array, SparseNDArray):
             return array
         self._sent.append(array)
         return described_array(array)
 
     def _check(self, described: dict[str, Any]) -> None:
-        """Raise an error if this worker cannot take what the root has."""
+        """Raise an error if this worker cannot take the root's state."""
         root = self._share.process_set.ranks[self._share.root]
         for (name, parameter, _), like in zip(self._share.named, described["parameters"]):
             if like is None:
@@ -236,7 +236,7 @@ class _Exchange:
         """Attach the gluon.Trainers of all workers to the store if some are attached.
 
         A Trainer may have set up its store in load_states(), before its first step. A Trainer that updates on the store
-        forgets its store in load_parameters().
+        drops its store in load_parameters().
         """
         trainer = self._trainer
         if gluon_trainer.was_attached(trainer):
@@ -319,7 +319,7 @@ class _Exchange:
                         counts[self._index_of[id(parameter)]] = described["counts"][name]
 
     def _optimizers(self) -> list[Any]:
-        """The optimizers of the trainer and its updaters, each once; mostly there is one."""
+        """The optimizers of the trainer and its updaters, each once; usually one."""
         held = [self._trainer._optimizer, *(updater.optimizer for updater in self._trainer._updaters)]
         return list({id(one): one for one in map(_unwrapped, held)}.values())
 

@@ -2,8 +2,8 @@
 
 A worker that has left the loop still takes part in the steps of the other workers: it contributes zeros to the sums of
 gradients and makes the same updates. So its parameters, optimizer states and counters, and its share of an optimizer
-that is divided over the workers, are the same as if it had gone on. For that all workers exchange, at the beginning of
-each step, which of them take the step and how. Outside of join() there is no such exchange.
+that is divided over the workers, are the same as if it had continued. So at the beginning of each step the workers
+exchange which of them take the step and how. Outside of join() there is no such exchange.
 
 The idea is from PyTorch's torch.distributed.algorithms.Join.
 """
@@ -23,7 +23,7 @@ from ..world.process_set import ProcessSet, global_process_set
 from .trainer import DistributedTrainer, JoinHook, join_hook
 
 _CALL = "a step in join()"
-# What a worker does next, as a number for the exchange.
+# A worker's next action, as a number for the exchange.
 _ENDED, _STEP, _ALLREDUCE, _UPDATE = range(4)
 _METHODS = {_STEP: "step", _ALLREDUCE: "allreduce_grads", _UPDATE: "update"}
 
@@ -31,7 +31,7 @@ _running: dict[ProcessSet, join] = {}
 
 
 class _Plan(NamedTuple):
-    """The next call of the workers that have not ended; it must be equal on all of them."""
+    """The next call of the workers that have not ended; must be equal on all of them."""
 
     kind: int
     trainer: int  # number in the arguments of join()
@@ -65,11 +65,11 @@ _NOTHING = _Plan(_ENDED, 0, 0.0, 0.0, False)
 
 
 class join:
-    """A context in which workers may take different numbers of steps. Collective; each step in it waits.
+    """Context manager in which workers may take different numbers of steps. Collective; each step in it waits.
 
     All workers write ``with join(trainer):`` around their training loops. A worker that ends its loop waits at the end
     of the ``with`` block for the other workers, and meanwhile takes part in their steps: it contributes zeros to the
-    sums of gradients, and makes the same updates. When the last worker has ended, all workers go on, with the same
+    sums of gradients, and makes the same updates. When the last worker has ended, all workers continue, with the same
     parameters and optimizer states. In the block, step(), allreduce_grads() and update() of these trainers wait for the
     same call of all workers that have not ended.
 
@@ -85,7 +85,7 @@ class join:
     Attributes
     ----------
     last_rank : int or None
-        After the block: the worker, as a global rank, that ended last; of several workers the highest rank. None if no
+        After the block: the global rank of the worker that ended last; of several workers the highest rank. None if no
         worker took a step.
     steps : int
         The number of the trainers' updates in the block, the same on all workers.
@@ -115,7 +115,7 @@ class join:
     ...         with autograd.record():
     ...             loss = loss_of(net(images), labels)
     ...         loss.backward()
-    ...         trainer.step(449)  # the same on all workers, also for a smaller last batch
+    ...         trainer.step(449)  # the same on all workers, even for a smaller last batch
     >>> joined.steps, joined.last_rank  # 899 and 898 samples: rank 1 has ended after 2 steps
     (3, 0)
     """
@@ -147,8 +147,8 @@ class join:
             turn.meet(f"join of {scopes}, divide_by_initial_world_size={self._divides_by_all}")
         _running[self._process_set] = self
         self._failed = False
-        # Another call that waits, in the block, meets the steps of other workers and fails with them. A worker that
-        # catches this error gets another in its next step, and no worker takes a turn for this join() any more.
+        # Another blocking call in the block meets the steps of other workers, and both fail. A worker that catches this
+        # error gets another error in its next step, and no worker takes a turn for this join() any more.
         operation.when_failed[deadlock_check.waiting_name(self._process_set)] = self._note_failure
         for hook in self._hooks:
             hook.attach(self)
@@ -219,7 +219,7 @@ class join:
                 raise
 
     def _fail(self, reason: str) -> None:
-        """Let the next step of the other workers fail."""
+        """Make the next step of the other workers fail."""
         if not self._failed and process.is_initialized():
             self._failed = True
             operation.waiting(self._process_set, "join").leave_out(reason, None)
@@ -242,7 +242,7 @@ class join:
         self.steps += plan.kind != _ALLREDUCE
 
     def _broadcast_gradients(self, hook: JoinHook, root: int) -> None:
-        """Send the gradients, which the loop may have changed after their reduction, to the workers that have ended."""
+        """Send the gradients, which the loop may have changed after the reduction, to the workers that have ended."""
         core = self._process_set._core
         for name, parameter, position in hook.shared:
             if parameter._grad_stype != "default":

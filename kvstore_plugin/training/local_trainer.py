@@ -1,4 +1,4 @@
-"""LocalTrainer: workers train alone for a period, and then average what they have changed."""
+"""LocalTrainer: workers train alone for a period, then average their changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DTYPES = ("float32", "float64")
 
 
 class LocalTrainer(DistributedTrainer):
-    """A DistributedTrainer whose workers make most steps alone, and meet once in a period.
+    """A DistributedTrainer whose workers make most steps alone and meet once per period.
 
     Between meetings `step` sends nothing and waits for no other worker. In a meeting the changes of all workers since
     the last meeting are averaged, and an outer optimizer applies the average to the common weights, which are equal in
@@ -44,36 +44,36 @@ class LocalTrainer(DistributedTrainer):
     ----------
     params, optimizer, optimizer_params
         As for `DistributedTrainer`. Parameters must be dense, of float32 or float64, and have values on all workers
-        when the first local step is made. The optimizer updates each worker's weights, and keeps states of its own on
-        each worker.
+        when the first local step is made. The optimizer updates each worker's weights, with its own states on each
+        worker.
     period : int, optional
         Local steps between two meetings, at least 1. Give this or `period_seconds`.
     period_seconds : float, optional
         Seconds between two meetings, by each worker's own clock: slow workers make fewer steps. Above 0, and long
         enough for several steps of the slowest worker.
     warmup_steps : int, optional
-        So many steps are first made together, as with `DistributedTrainer` (post-local SGD).
+        Number of initial steps made together, as with `DistributedTrainer` (post-local SGD).
     outer_learning_rate : float, optional
         Factor of the averaged change. Above 0.
     outer_momentum : float, optional
-        Share of the last change that is made again. From 0 to below 1. Chen and Huo use 1 - 1/N with N workers.
+        Share of the last change that is repeated. From 0 to below 1. Chen and Huo use 1 - 1/N with N workers.
     nesterov : bool, optional
         Nesterov's form of the outer momentum.
     reset_momentum : bool, optional
-        Let the worker's own optimizer begin with new states after each meeting. Not with an optimizer that corrects its
+        Reset the states of the worker's own optimizer after each meeting. Not with an optimizer that corrects its
         states by the number of updates, such as Adam.
     overlap : bool, optional
-        True: the average travels while the next period's steps run, and is applied in the next meeting. Then weights
+        True: the average is exchanged during the next period's steps and applied in the next meeting. Then weights
         differ between workers by the steps that are not averaged yet, until `synchronize`.
     compression, compression_params : optional
-        How changes travel between hosts, as for `DistributedTrainer`. A compressor class of your own is refused.
+        Compression of changes between hosts, as for `DistributedTrainer`. Your own compressor class is rejected.
     process_set, root_rank, prefix : optional
         As for `DistributedTrainer`. All workers begin the first local step with the values that the weights have on
         `root_rank` then. A worker outside the process set trains alone.
     clip_global_norm : float, optional
         As for `DistributedTrainer` in the warm-up. A local step clips by the norm of this worker's own gradients.
     elastic : bool, optional
-        True: when a worker dies, training can go on without it, in `run_elastic`. Each commit calls `synchronize`.
+        True: when a worker dies, training can continue without it, in `run_elastic`. Each commit calls `synchronize`.
 
     Raises
     ------
@@ -140,7 +140,7 @@ class LocalTrainer(DistributedTrainer):
         self._resets_momentum = bool(reset_momentum)
         self._meetings: Meetings | None = None  # None on a worker outside the process set
         self._outer: OuterOptimizer | None = None  # from the first local step on
-        self._outer_state: dict | None = None  # loaded, and not used yet
+        self._outer_state: dict | None = None  # loaded and not used yet
         self._steps_since = 0  # local steps since the last meeting
         self._period_began = 0.0
         super().__init__(
@@ -162,7 +162,7 @@ class LocalTrainer(DistributedTrainer):
 
     @property
     def _warmup_left(self) -> int:
-        """Steps still to be made together. Also a step that has failed counts, on all workers alike."""
+        """Remaining steps to make together. A failed step counts too, on all workers alike."""
         return max(self._warmup_until - self._steps, 0)
 
     @property
@@ -199,9 +199,9 @@ class LocalTrainer(DistributedTrainer):
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
         """Update this worker's weights from its own gradients, and meet the others when a period has ended.
 
-        Returns at once. With ``overlap=True`` a meeting waits until the meeting before has ended. The first local step,
-        and the first after `load_states`, waits until all workers make it or call `synchronize`, and begins to send the
-        weights of `root_rank` to all workers.
+        Returns at once. With ``overlap=True`` a meeting waits until the previous meeting has ended. The first local
+        step, and the first after `load_states`, waits until all workers make it or call `synchronize`, and begins to
+        send the weights of `root_rank` to all workers.
 
         Parameters
         ----------
@@ -247,15 +247,16 @@ class LocalTrainer(DistributedTrainer):
             with uninterrupted():
                 self._outer.meet(has_steps=True, goes_on=True)
                 now, seconds = time.monotonic(), self._period_seconds
-                # Periods begin at multiples of their length: else delays of a slow worker add up, and the others wait.
+                # Periods begin at multiples of their length; otherwise a slow worker's delays would add up, and the
+                # others wait.
                 self._after_meeting(now if seconds is None else now - (now - self._period_began) % seconds)
 
     def synchronize(self) -> None:
-        """Meet until all workers have called this; then all have equal weights. Collective; waits.
+        """Make the weights equal on all workers. Collective; waits until all workers have called it.
 
-        Workers may have made different numbers of steps: early workers take part in the meetings of the others
-        without a change of their own. Where no worker has made steps since the last call, the weights stay. During the
-        warm-up, and on a worker outside the process set, this is a no-op.
+        Workers may have made different numbers of steps: early workers take part in the meetings of the others without
+        a change of their own. If no worker has made steps since the last call, the weights stay. During the warm-up,
+        and on a worker outside the process set, this is a no-op.
 
         Raises
         ------
@@ -275,7 +276,7 @@ class LocalTrainer(DistributedTrainer):
         if not self._shares or self._warmup_left > 0:
             return
         self._resume()
-        self._begin_if_due()  # also on a worker without a batch: the others may have made steps
+        self._begin_if_due()  # even on a worker without a batch: the others may have made steps
         with uninterrupted():
             self._outer.finish_pending()
         others_go_on = True
@@ -314,8 +315,8 @@ class LocalTrainer(DistributedTrainer):
     def save_states(self, fname: str) -> None:
         """Write this worker's optimizer states to a file, and the outer optimizer's to ``fname + '.outer'``.
 
-        Call it after `synchronize`: on each worker with a name of its own, or on one worker, from whose states all
-        begin then.
+        Call it after `synchronize`: on each worker with its own name, or on one worker, whose states all workers then
+        load.
 
         Parameters
         ----------
@@ -340,15 +341,15 @@ class LocalTrainer(DistributedTrainer):
                 "save_states() of a LocalTrainer needs equal weights: call synchronize() on all workers first."
             )
         super().save_states(fname)
-        # MXNet's format does not know a file without arrays.
+        # MXNet's format has no files without arrays.
         state = {"warmup_left": mx.nd.array([self._warmup_left]), **self._more_arrays()}
         atomic_file.write(f"{fname}.outer", lambda file: mx.nd.save(f"/proc/self/fd/{file.fileno()}", state))
 
     def load_states(self, fname: str) -> None:
         """Load what `save_states` has written. Call it on all workers, between the same steps.
 
-        In the next step all workers begin again from the weights and the outer states of `root_rank`. Local steps since
-        the last meeting are dropped, and a meeting that is under way.
+        In the next step all workers restart from the weights and the outer states of `root_rank`. Local steps since the
+        last meeting, and a meeting under way, are dropped.
 
         Parameters
         ----------
@@ -381,7 +382,7 @@ class LocalTrainer(DistributedTrainer):
         self._steps_since = 0
 
     def _more_arrays(self) -> dict[str, NDArray]:
-        if self._outer_state is not None:  # loaded, and not used yet
+        if self._outer_state is not None:  # loaded and not used yet
             return self._outer_state
         return self._outer.state() if self._outer is not None else {}
 
@@ -396,7 +397,7 @@ class LocalTrainer(DistributedTrainer):
         """As for DistributedTrainer. Local steps begin again, with the velocities of `_restore_arrays`."""
         self._outer = None
         self._steps_since = 0
-        if not self._reducers_together():  # local steps had begun; the warm-up may come again
+        if not self._reducers_together():  # local steps had begun; the warm-up may repeat
             self._gradients = []
         super()._meet_again()
         self._meetings = Meetings(self._shares[0].process_set, self._shares[0].scope)
@@ -410,7 +411,7 @@ class LocalTrainer(DistributedTrainer):
         return time.monotonic() - self._period_began >= self._period_seconds
 
     def _begin_if_due(self) -> None:
-        """Begin local steps with the other workers, the first time and after load_states(); waits for them then."""
+        """Begin local steps with the other workers: the first time and after load_states(). Waits for them."""
         if self._outer is not None and self._outer_state is None:
             return
         share, state = self._shares[0], self._outer_state
@@ -426,7 +427,7 @@ class LocalTrainer(DistributedTrainer):
             raise
         with uninterrupted():
             load_tracking.forget(self._params)
-            # From now on gradients are summed over this worker's devices only.
+            # From now on sum gradients over this worker's devices only.
             self._gradients = [_LocalSteps(self._params, WeakMethod(self, "_follow_devices"))]
             if self._clipping is not None:
                 self._clipping = Clipping(self._clipping.most, self._gradients, None, self._params, True)
@@ -438,7 +439,7 @@ class LocalTrainer(DistributedTrainer):
             self._period_began = time.monotonic()
 
     def _meet(self, call: str) -> None:
-        """Wait until all workers are here with the same call, and with values of all parameters.
+        """Wait until all workers make the same call and have values of all parameters.
 
         Raises
         ------
@@ -483,7 +484,7 @@ class LocalTrainer(DistributedTrainer):
             super()._refuse_awaited(reason)
 
     def _check_begin(self) -> None:
-        """Raise an error if the parameters are nothing for local steps, or the loaded state is of others."""
+        """Raise an error if the parameters do not allow local steps, or the loaded state has other parameters."""
         trained = [one for one in self._shares[0].named if one.value.grad_req != "null"]
         with_values = [item for item in trained if item.value._data is not None]
         for name, parameter, _ in with_values:
@@ -495,7 +496,7 @@ class LocalTrainer(DistributedTrainer):
         self._steps_since = 0
         self._period_began = period_began
         if self._resets_momentum:
-            for updater in self._updaters:  # which makes new states in the next update
+            for updater in self._updaters:  # which creates new states in the next update
                 updater.states.clear()
                 updater.states_synced.clear()
 
@@ -527,7 +528,7 @@ def _check_dtype(name: str, parameter: Any) -> None:
 
 
 def _between_hosts(compression: Any, compression_params: Any) -> str:
-    """The core's text for how changes travel between hosts."""
+    """The core's text for the compression of changes between hosts."""
     chosen = compressions.choose(compression, compression_params)
     if isinstance(chosen, compressions.UserCompression):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""How the workers of a DistributedTrainer meet: when it is made, after another init(), and after a worker was lost."""
+"""Meetings of a DistributedTrainer's workers: when it is created, after another init(), and after a lost worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..world.process_set import ProcessSet
 from .stand_ins import LEFT_OUT, Listed
 from .trainer_options import TrainerOptions
 
-_DEVICES = "devices: "  # begins one of the lines that all workers compare
+_DEVICES = "devices: "  # prefix of one of the lines that all workers compare
 # A line that all workers compare: a trainer that was made after init() has no equal states.
 _KEPT = "made before the last init()"
 _NEVER_HELD = ("sentinel: unequal to every `_data`",)
@@ -40,7 +40,7 @@ class MeetingTrainer(gluon.Trainer):
 
     def _begin(self, options: TrainerOptions) -> None:
         self._options = options
-        # Devices at the last look at the gradients: each parameter's device, and each device's parameters.
+        # Devices at the last check of the gradients: each parameter's device, and each device's parameters.
         self._held: list[Any] = [_NEVER_HELD] * len(self._params)
         self._where: list[Any] = [None] * len(self._params)
         self._by_device: list[set[Parameter]] = []
@@ -49,17 +49,17 @@ class MeetingTrainer(gluon.Trainer):
         self._is_told_of_means = options.gradients_after_allreduce is not None or options.reduce_method == "sum"
         self._join: Any = None  # the `join` around the training loop
         self._losses = process.losses  # when the workers last met for this trainer
-        self._steps = 0  # equal on all workers between two steps, also after a step that failed
+        self._steps = 0  # equal on all workers between two steps, even after a failed step
         self._begun: tuple[str, bool] | None = None  # in step() and update(): label of a step, ignore_stale_grad
         self._awaits_update = False  # allreduce_grads() was called, and update() was not
         self._is_counted = False  # allreduce_grads() has failed here, and this worker has counted the update
         self._labelled: tuple[Any, str] = (None, "")  # cache of _label(): its input, and the label
 
     def _numbered_alike(self, sets: Sequence[ProcessSet], named: Sequence[Named]) -> dict[ProcessSet, str]:
-        """Number the parameters in an order that is the same on all workers: by it workers exchange states. Collective.
+        """Number the parameters in the same order on all workers, for the exchange of states. Collective.
 
-        gluon.Trainer sorts the names in a ParameterDict. They begin with a counter of the process, so workers may
-        differ, such as with 'dense9' and 'dense10' on one and 'dense10' and 'dense11' on another.
+        gluon.Trainer sorts the names in a ParameterDict. They contain a counter of the process, so the order may differ
+        between workers: 'dense9' and 'dense10' on one, 'dense10' and 'dense11' on another.
 
         Returns
         -------
@@ -112,7 +112,7 @@ class MeetingTrainer(gluon.Trainer):
         self, scopes: dict[ProcessSet, str], how: Reduction, options: Sequence[str], are_equal: bool = False
     ) -> list[Any]:
         """Meet the other members of each process set, give the parameters equal values, and return their reducers."""
-        met, sparse = [], []  # sparse last: they block until backward ends, and dense ones should be running by then
+        met, sparse = [], []  # sparse last: they block until backward ends, when dense reductions should already run
         for number, share in enumerate(self._shares):
             try:
                 reduction = how._replace(process_set=share.process_set)
@@ -158,7 +158,7 @@ class MeetingTrainer(gluon.Trainer):
                 "clip_global_norm needs a parameter in the trainer's process set, but parameter_process_sets names "
                 "other sets for all parameters. Give the trainer the process set of some of them."
             )
-        # The last one: the comparison of a SparseReducer is made in each step, even if all its parameters are frozen.
+        # The last reducer: a SparseReducer compares in each step, even if all its parameters are frozen.
         norm_reducer = reducers[-1] if reducers else None
         self._clipping = Clipping(most, self._gradients, norm_reducer, self._params, self._store_optimizer is None)
 
@@ -168,7 +168,7 @@ class MeetingTrainer(gluon.Trainer):
             traits.warn_of_noise(self._optimizer, self._options.process_set.size())
 
     def _lines(self) -> list[str]:
-        """More lines that must be the same on all workers; for derived trainers."""
+        """Further lines that must be the same on all workers; for subclasses."""
         return []
 
     def _keys(self) -> dict[int, int]:
@@ -176,7 +176,7 @@ class MeetingTrainer(gluon.Trainer):
         return {id(parameter): number for number, parameter in enumerate(self._params)}
 
     def _assign_owners(self) -> None:
-        """Give owners to the parameters that have values, as the first step does."""
+        """Assign owners to the parameters that have values, as the first step does."""
         self._store_optimizer.assign(
             (key, parameter._data[0])
             for key, parameter in enumerate(self._params)
@@ -185,13 +185,13 @@ class MeetingTrainer(gluon.Trainer):
 
     @property
     def _is_elastic(self) -> bool:
-        """Whether training can go on with the remaining workers after a worker has died."""
+        """Whether training can continue with the remaining workers after a worker has died."""
         return self._options.elastic
 
     def _resume(self, replaces_states: bool = False) -> None:
-        """Meet the workers of another init() than before: the first use of the trainer after it. Collective.
+        """Meet the workers of a new init(), at the first use of the trainer after it. Collective.
 
-        All workers get values, optimizer states, settings and counts of rank 0. `replaces_states`: the caller replaces
+        All workers get rank 0's values, optimizer states, settings and counts. `replaces_states`: the caller replaces
         the states of an optimizer on the store.
         """
         kept = self._generation
@@ -215,7 +215,7 @@ class MeetingTrainer(gluon.Trainer):
             raise
 
     def _meet_to_resume(self, refusal: str | None) -> None:
-        """Wait for the other workers' first use, as calls that wait do: a worker that waits elsewhere gets an error."""
+        """Wait for the other workers' first use; a worker that waits in another call gets an error."""
         call, reason = "the first use of a DistributedTrainer made before the last init()", refusal
         for share in self._shares:
             turn = operation.waiting(share.process_set, call)
@@ -233,15 +233,15 @@ class MeetingTrainer(gluon.Trainer):
             raise failure
 
     def _why_not_resumed(self, replaces_states: bool) -> str | None:
-        """Why other ranks than before cannot train on."""
+        """The reason why different ranks than before cannot continue training."""
         if self._store_optimizer is None or replaces_states or not self._store_optimizer.keys:
             return None
         return resumption.STATES_ARE_LOST.format(whose=f"{self._shares[0].scope} (update_on_kvstore=True)")
 
     def _meet_again(self) -> None:
-        """Begin again with the remaining workers, which have given the parameters equal values. Collective.
+        """Restart with the remaining workers, which have given the parameters equal values. Collective.
 
-        No graph recorded before may write gradients any more. With update_on_kvstore=True the states are empty
+        No graph recorded earlier may write gradients any more. With update_on_kvstore=True the states are empty
         afterwards, and the parameters with values have owners among the remaining workers.
         """
         if self._store_optimizer is not None:
@@ -273,14 +273,14 @@ class MeetingTrainer(gluon.Trainer):
         return how.bucket_bytes, lines
 
     def _take_options_of_world(self, bucket_bytes: int, lines: list[str]) -> None:
-        """Meet with the options of another worker: this trainer was created by a new worker, in a world of its own."""
+        """Meet with the options of another worker: this trainer was created by a new worker, in its own world."""
         scopes, how, mine = self._meeting
         devices = next(line for line in mine if line.startswith(_DEVICES))
         lines = [devices if line.startswith(_DEVICES) else line for line in lines]
         self._meeting = (scopes, how._replace(bucket_bytes=bucket_bytes), lines)
 
     def _more_arrays(self) -> dict[str, NDArray]:
-        """Arrays in addition to weights and the optimizer's states that a commit of an ElasticState keeps."""
+        """Arrays that a commit of an ElasticState keeps in addition to weights and optimizer states."""
         return {}
 
     def _restore_arrays(self, kept: Mapping[str, NDArray]) -> None:
@@ -297,7 +297,7 @@ class MeetingTrainer(gluon.Trainer):
             )
 
     def _check_mixed_precision(self) -> None:
-        """Raise a ValueError if all workers cannot skip a step together after an overflow on one worker."""
+        """Raise a ValueError unless all workers can skip a step together after an overflow on one worker."""
         if self._store_optimizer is not None:
             if self._clipping is None:
                 self._begin_clipping(math.inf)  # adds up squares, to find overflow
@@ -307,7 +307,7 @@ class MeetingTrainer(gluon.Trainer):
         self._workers.check("AMP")
 
     def _follow_devices(self) -> None:
-        """After reset_ctx moved parameters, give each of their devices an updater with states on that device."""
+        """After reset_ctx has moved parameters, create an updater for each new device, with states on that device."""
         amp.warn_of_added_gradients(self._params)
         held = [parameter._data for parameter in self._params]
         if all(one is other for one, other in zip(held, self._held)):
@@ -338,7 +338,7 @@ class MeetingTrainer(gluon.Trainer):
             self._params = given
 
     def _check_contexts(self) -> list | None:
-        # MXNet's own version, under either name, refuses a network that is spread over devices.
+        # MXNet's own version, under either name, rejects a network on several devices.
         devices = [mxnet.contexts(parameter) for parameter in self._params]
         return devices[0] if devices else None
 

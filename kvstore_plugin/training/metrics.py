@@ -36,10 +36,10 @@ State = Any
 
 
 class _Kind(NamedTuple):
-    """How a kind of metric is combined."""
+    """Describes how a kind of metric is combined."""
 
     matches: Callable[[Any], bool]
-    names: Sequence[str]  # of the attributes that are its state
+    names: Sequence[str]  # names of the attributes of its state
     combine: Callable[[Any, Sequence[State]], None]  # overwrites a metric with the states of all ranks
     holder: Callable[[Any], Any] = lambda metric: metric  # the object that has the attributes
 
@@ -59,8 +59,8 @@ def allreduce_metric(metric: Any, process_set: ProcessSet = global_process_set) 
     Parameters
     ----------
     metric : EvalMetric, or sequence of them
-        Any metric of MXNet (mx.metric, in 2.0 mx.gluon.metric), also composite, and your own metrics that only add to
-        `sum_metric` and `num_inst`. It is not changed, so that it can go on counting. The same on all ranks.
+        Any metric of MXNet (mx.metric, in 2.0 mx.gluon.metric), including composite metrics, and your own metrics that
+        only add to `sum_metric` and `num_inst`. It is not changed, so it can continue to count. The same on all ranks.
     process_set : ProcessSet, optional
         The workers that take part.
 
@@ -111,7 +111,7 @@ def allreduce_metric(metric: Any, process_set: ProcessSet = global_process_set) 
 
 
 def _leaves(metric: Any) -> list:
-    """The metrics of a composite metric, also of nested composites."""
+    """The metrics of a composite metric, including nested composites."""
     if isinstance(metric, mxnet_metrics.CompositeEvalMetric):
         return [leaf for part in metric.metrics for leaf in _leaves(part)]
     if not isinstance(metric, mxnet_metrics.EvalMetric):
@@ -129,7 +129,7 @@ def _kind(metric: Any) -> _Kind:
 
 
 def _number(value: Any) -> Any:
-    """A sum or count as a number of Python or numpy. Sums of whole numbers are exact up to 2**53."""
+    """A sum or count as a Python or numpy number. Sums of whole numbers are exact up to 2**53."""
     if isinstance(value, NDArray):
         value = value.asnumpy()
     if isinstance(value, (np.ndarray, np.generic)):

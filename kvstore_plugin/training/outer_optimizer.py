@@ -1,4 +1,4 @@
-"""The outer optimizer of a LocalTrainer: it averages what workers have changed, and applies it to a common point.
+"""The outer optimizer of a LocalTrainer: averages the workers' changes, and applies the average to a common point.
 
 With s the common point, w_i the weights of worker i and c the number of workers that have made steps, a meeting is
 
@@ -29,10 +29,10 @@ _CALL = "a meeting of a LocalTrainer"
 
 
 class Meetings:
-    """The names of a trainer's meetings, and what other ranks wait for under them.
+    """The names of a trainer's meetings, and queries about ranks that wait under them.
 
     A meeting has two operations: its counts and the running means under `whole`, and the changes under `name`, which
-    take the turn of `whole`. So a rank that has broken off a meeting cannot match its changes with a later meeting.
+    take the turn of `whole`. So the changes of a meeting that a rank did not finish cannot match a later meeting.
     """
 
     def __init__(self, process_set: ProcessSet, scope: str) -> None:
@@ -46,7 +46,7 @@ class Meetings:
         return sorted({rank for ranks in come for rank in ranks})
 
     def refuse(self, reason: str) -> None:
-        """Let the next meeting fail on all workers, with the reason."""
+        """Make the next meeting fail on all workers, with the reason."""
         self.process_set._core.refuse(self.whole, reason)
         self.refuse_changes(reason)
 
@@ -55,7 +55,7 @@ class Meetings:
         self.process_set._core.refuse(self.name, reason, turn_of=self.whole)
 
     def of_begin(self, count: int, with_velocities: bool) -> list[str]:
-        """The names of the broadcasts of so many weights, and of their velocities, in OuterOptimizer.begin()."""
+        """The names of the broadcasts of weights and of their velocities in OuterOptimizer.begin()."""
         kinds = ("weight", "velocity") if with_velocities else ("weight",)
         return [f"{self.name}/{kind}/{number}" for kind in kinds for number in range(count)]
 
@@ -66,7 +66,7 @@ class Meetings:
 
 
 class OuterOptions(NamedTuple):
-    """What the outer optimizer does in a meeting; the same on all workers."""
+    """Settings of the outer optimizer; the same on all workers."""
 
     learning_rate: float
     momentum: float
@@ -76,7 +76,7 @@ class OuterOptions(NamedTuple):
 
 
 class _Weight:
-    """One parameter: its common point, its velocity, and what travels. Arrays of MXNet's classic kind, as `w`."""
+    """One parameter: its common point, its velocity, and its change. Arrays of mx.nd, like `w`."""
 
     def __init__(self, parameter: Parameter, with_velocity: bool, with_snapshot: bool) -> None:
         self.parameter = parameter
@@ -91,12 +91,12 @@ class _Weight:
         return _classic(self.parameter._data[0])
 
     def held(self) -> list[NDArray]:
-        """Arrays that a meeting changes together: none may be read before all are changed, or none will be."""
+        """Arrays that a meeting changes together: none may be read before all have changed."""
         own = [self.anchor, self.velocity, self.change, self.snapshot]
         return [*map(_classic, self.parameter._data), *(array for array in own if array is not None)]
 
     def follow_anchor(self) -> None:
-        """Give the weight the value of the common point, on all devices."""
+        """Set the weight to the common point, on all devices."""
         self.anchor.copyto(self.weight)
         self.spread()
 
@@ -107,12 +107,12 @@ class _Weight:
 
 
 class OuterOptimizer:
-    """Holds the common point of the weights, and moves it in meetings. All calls return at once, but where said.
+    """Holds the common point of the weights, and moves it in meetings. Calls return at once unless they say otherwise.
 
     Parameters
     ----------
     meetings : Meetings
-        Where the workers meet.
+        The names of the meetings.
     parameters : sequence of Parameter
         All parameters, in an order that is the same on all workers. Those with gradients need values that are equal on
         all workers. Auxiliary parameters (running means) are averaged, with overlap by `meet_now` only, since training
@@ -133,13 +133,13 @@ class OuterOptimizer:
                 if parameter.grad_req != "null"
             ]
             self._averages = [_classic(parameter._data[0]).copy() for parameter in self._auxiliary]
-        # Of the last meeting: workers with steps, workers that go on, and workers whose running means count.
+        # Counts of the last meeting: workers with steps, workers that continue, and workers whose running means count.
         self._counts: Any = None
-        self.is_pending = False  # a meeting has begun and is not applied yet
-        self._broken = ""  # why weights of this worker may differ from those of the others
+        self.is_pending = False  # a meeting is under way or not applied yet
+        self._broken = ""  # why this worker's weights may differ from those of other workers
 
     def begin(self, root: int, state: dict[str, NDArray]) -> None:
-        """Begin with the velocities and the weights of a rank, in the turn of the last operation under `whole`.
+        """Start from the velocities and the weights of a rank, in the turn of the last operation under `whole`.
 
         Parameters
         ----------
@@ -160,9 +160,9 @@ class OuterOptimizer:
                 weight.weight.copyto(weight.anchor)
 
     def meet(self, has_steps: bool, goes_on: bool) -> None:
-        """Average the changes of all workers, and apply them; with overlap those of the meeting before.
+        """Average the changes of all workers, and apply them; with overlap, those of the previous meeting.
 
-        With overlap this waits for the meeting before, which has had a period's time.
+        With overlap this waits for the previous meeting, which began a period ago.
 
         Parameters
         ----------
@@ -174,7 +174,7 @@ class OuterOptimizer:
         Raises
         ------
         MXNetError
-            With overlap: the meeting before has failed. It has changed nothing on any worker.
+            With overlap: the previous meeting has failed. It has changed nothing on any worker.
         """
         if not self._options.overlap:
             self._push(has_steps, goes_on)
@@ -188,7 +188,7 @@ class OuterOptimizer:
         self.is_pending = True
 
     def finish_pending(self) -> None:
-        """Wait for a meeting that is under way, and apply it; without one a no-op.
+        """Wait for a meeting that is under way, and apply it; otherwise a no-op.
 
         Raises
         ------
@@ -203,7 +203,7 @@ class OuterOptimizer:
                 self._apply()
 
     def meet_now(self, has_steps: bool, goes_on: bool) -> int:
-        """Meet without overlap, wait for the others, and return how many workers go on.
+        """Meet without overlap, wait for the others, and return the number of workers that continue.
 
         If no worker has made steps since the last meeting, the common point stays.
 
@@ -216,7 +216,7 @@ class OuterOptimizer:
             self._push_whole(has_steps, goes_on)
             with self._unbroken(MXNetError):
                 with_steps, going_on, _ = self._wait()
-            # Zeros would let error feedback send what it has kept, and no worker would use it.
+            # With zeros, error feedback would send its residual, which no worker would use.
             if with_steps > 0:
                 self._push_changes(changes)
         with self._unbroken(MXNetError):
@@ -232,7 +232,7 @@ class OuterOptimizer:
 
     @contextlib.contextmanager
     def _unbroken(self, *of_all: type[BaseException]) -> Iterator[None]:
-        """Note an exception that breaks off a meeting on this worker; exceptions `of_all` are raised on all workers."""
+        """Record an exception that ends a meeting on this worker; exceptions `of_all` are raised on all workers."""
         try:
             yield
         except of_all:
@@ -274,7 +274,8 @@ class OuterOptimizer:
             self._push_changes(changes)
 
     def _changes(self) -> Turn:
-        """The turn in the second operation. Whatever fails before it has begun, the other workers get the error."""
+        """Context manager for the second operation: an exception before it has begun is reported to the other
+        workers."""
         return Turn(self._meetings.process_set, self._meetings.name, _CALL, self._meetings.whole)
 
     def _push_whole(self, has_steps: bool, goes_on: bool) -> None:
@@ -294,7 +295,7 @@ class OuterOptimizer:
         return f"a meeting for {len(self._weights)} parameters"
 
     def _compute(self, has_steps: bool, goes_on: bool) -> None:
-        """Compute what this worker contributes to a meeting."""
+        """Compute this worker's contribution to a meeting."""
         if self._broken:
             raise MXNetError(self._broken)
         averages = has_steps or self._options.overlap
@@ -313,7 +314,7 @@ class OuterOptimizer:
                 mx.nd.zeros_like(average, out=average)
 
     def _apply(self, keeps_local: bool = True) -> None:
-        """Move the common point by the sums in `change`, and let the weights follow."""
+        """Move the common point by the sums in `change`, and set the weights to it."""
         options = self._options
         with _classic_operators():
             for weight in self._weights:
@@ -323,7 +324,7 @@ class OuterOptimizer:
                 if weight.velocity is None:
                     weight.anchor += change
                 else:
-                    # One operation: after a failed meeting the velocity is as before, as on workers that refused it.
+                    # One operation: a failed meeting leaves the velocity unchanged, as on workers that refused it.
                     mx.nd.elemwise_add(weight.velocity * options.momentum, change, out=weight.velocity)
                     weight.anchor += (
                         change + options.momentum * weight.velocity if options.nesterov else weight.velocity
@@ -335,13 +336,13 @@ class OuterOptimizer:
                     weight.follow_anchor()
 
     def _go_back(self) -> None:
-        """Give the weights the values of the common point, which they have unless a meeting has failed."""
+        """Set the weights to the common point; they differ only after a failed meeting."""
         with _classic_operators():
             for weight in self._weights:
                 weight.follow_anchor()
 
     def _apply_averages(self) -> None:
-        """Give running means their averages."""
+        """Set running means to their averages."""
         with _classic_operators():
             for parameter, average in zip(self._auxiliary, self._averages):
                 mx.nd.broadcast_div(average, _like(self._counts[2:3], average), out=average)
@@ -349,7 +350,7 @@ class OuterOptimizer:
                     average.copyto(_classic(replica))
 
     def _fence(self) -> None:
-        """Let all arrays of a meeting wait for each other: if it fails, all of them carry its error."""
+        """Make all arrays of a meeting wait for each other: if it fails, all of them carry its error."""
         if not mxnet.engine_blocks():
             held = [array for weight in self._weights for array in weight.held()]
             held += [*self._averages, *(_classic(array) for parameter in self._auxiliary for array in parameter._data)]
@@ -371,7 +372,7 @@ def check_state(state: dict[str, NDArray], parameters: Sequence[Parameter], opti
 
 @contextlib.contextmanager
 def _classic_operators() -> Iterator[None]:
-    """Operators of mx.nd on arrays of any shape, also (), that are not recorded."""
+    """Context for operators of mx.nd on arrays of any shape, including (), without recording."""
     with arrays.not_recorded(), mx.util.np_shape(True):
         yield
 
@@ -382,5 +383,5 @@ def _like(number: NDArray, array: NDArray) -> NDArray:
 
 
 def _classic(array: NDArray) -> NDArray:
-    """An array as MXNet's classic operators take it."""
+    """An array as an mx.nd.NDArray."""
     return array.as_nd_ndarray() if isinstance(array, mx.np.ndarray) else array

@@ -1,8 +1,8 @@
-"""DistributedSampler: which samples of a data set this worker takes in an epoch.
+"""DistributedSampler: selects this worker's samples of a data set in an epoch.
 
-The workers do not communicate: each makes the same order of all samples from the seed and the epoch, and the worker of
-rank r takes the r-th, the (r + size)-th sample and so on. So the n-th batches of all workers together are the n-th
-batch of a single worker with a batch that is `size` times as large.
+The workers do not communicate: each computes the same order of all samples from the seed and the epoch, and rank r
+takes the r-th, the (r + size)-th sample and so on. So the n-th batches of all workers together are the n-th batch of a
+single worker with a batch that is `size` times as large.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DistributedSampler(gluon.data.Sampler):
         False: give each sample to exactly one worker, once, so that some workers get one sample more than others. For
         evaluation, in which workers do not wait for each other; in training the workers would get out of step.
     rank, size : int, optional
-        This worker and the number of workers, in place of those of `process_set`. Give both or neither.
+        This worker and the number of workers, instead of those of `process_set`. Give both or neither.
     process_set : ProcessSet, optional
         The workers that share the data. kvstore_plugin is initialized if needed.
 
@@ -50,8 +50,8 @@ class DistributedSampler(gluon.data.Sampler):
 
     Notes
     -----
-    A shuffled order that is used to its end and then once more, without a call of `set_epoch`, is a mistake in
-    training: the first worker logs one warning. With ``shuffle=False`` or ``even=False`` there is none.
+    In training, a complete second iteration over a shuffled order without a call of `set_epoch` is a mistake: the first
+    worker logs one warning. With ``shuffle=False`` or ``even=False`` there is none.
 
     Examples
     --------
@@ -60,10 +60,10 @@ class DistributedSampler(gluon.data.Sampler):
     >>> for epoch in range(2):
     ...     sampler.set_epoch(epoch)  # another order in each epoch
     ...     for images, labels in loader:
-    ...         scores = net(images)  # and so on, as in DistributedTrainer's example
+    ...         scores = net(images)  # continue as in DistributedTrainer's example
     """
 
-    # Not attributes of __init__(): samplers of older pickles lack them.
+    # Class attributes: samplers from older pickles lack them.
     _was_used = False  # an iteration has reached its end since the last set_epoch()
     _is_told = False
 
@@ -123,7 +123,7 @@ class DistributedSampler(gluon.data.Sampler):
         return self._noting_end(self._order()[self._rank :: self._size].tolist())
 
     def _noting_end(self, indices: list[int]) -> Iterator[int]:
-        """The indices. An iteration that stops early, such as for the shapes of a first batch, is not an epoch."""
+        """The indices. An iteration that stops early, such as after one batch for its shapes, is not an epoch."""
         epoch = self._epoch
         yield from indices
         self._was_used = self._epoch == epoch

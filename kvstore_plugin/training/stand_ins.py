@@ -1,4 +1,4 @@
-"""What stands in for a Parameter in a trainer's list while MXNet's own code updates the Parameters."""
+"""Stand-ins for Parameters in a trainer's list while MXNet's own code updates the Parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..compat.mxnet import NDArray, Parameter
 
 
 class _LeftOut:
-    """For a Parameter that the update must not touch."""
+    """Replaces a Parameter that the update must not touch."""
 
     grad_req = "null"
     _data = _grad = None
@@ -18,12 +18,12 @@ LEFT_OUT = _LeftOut()
 
 
 class Listed:
-    """For a Parameter whose values are row_sparse: list_data() works. MXNet's own raises an error: it expects a store.
+    """Replaces a Parameter with row_sparse values, so that list_data() works: MXNet's own expects a store.
 
     With MXNet's own stores such a Parameter (of gluon.contrib.nn.SparseEmbedding, say) holds the rows of the last batch
-    only, and a server holds all rows. There are no servers here: each worker holds all rows, as of a dense Parameter,
-    and row_sparse_pull of the store or trainer copies rows from the worker's own array. So this storage type saves
-    work, not memory.
+    only, and a server holds all rows. Without servers each worker holds all rows, as of a dense Parameter, and
+    row_sparse_pull of the store or trainer copies rows from the worker's own array. So this storage type saves work,
+    not memory.
     """
 
     def __init__(self, parameter: Parameter) -> None:

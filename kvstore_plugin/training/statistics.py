@@ -1,8 +1,8 @@
-"""What this worker has done so far, and for whom it has waited: the counters of the core, with names and units.
+"""Statistics of this worker's operations and waits: the counters of the core, with names and units.
 
-The core counts always (csrc/runtime/requests.h, csrc/table/entry.h, csrc/mxnet/step_clock.h). Reading the counters
-sends no message and waits for no other worker. The ranks of a host note in its shared memory who came last; between
-hosts, the announcements that rank 0 gets anyway say so. So rank 0 knows how late every rank was.
+The counters are always on (csrc/runtime/requests.h, csrc/table/entry.h, csrc/mxnet/step_clock.h). Reading the counters
+sends no message and waits for no other worker. The ranks of a host record in shared memory which rank came last;
+between hosts, rank 0 learns it from the announcements. So rank 0 knows how late every rank was.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..gradients import dense_reducer
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 
-# How a way of the core is called in the dict.
+# Names of the core's ways in the dict.
 _WAYS = {"in_place": "in place", "copied": "copied", "through_host": "through host memory", "nccl": "NCCL"}
 
 _Counters = dict  # all counters of the core at one moment, as one flat dict of numbers
@@ -26,9 +26,9 @@ _baselines: weakref.WeakKeyDictionary[Any, _Counters] = weakref.WeakKeyDictionar
 
 
 def statistics(process_set: ProcessSet = global_process_set, reset: bool = False) -> dict[str, Any]:
-    """What this worker has done since init() or the last reset, and for whom the workers have waited.
+    """Statistics since init() or the last reset: this worker's operations, and the workers that others waited for.
 
-    The call returns at once: it is not collective, sends nothing, and costs some microseconds. The counters are always
+    The call returns at once: it is not collective, sends nothing, and costs a few microseconds. The counters are always
     on.
 
     Parameters
@@ -36,7 +36,7 @@ def statistics(process_set: ProcessSet = global_process_set, reset: bool = False
     process_set : ProcessSet, optional
         The operations of this set only.
     reset : bool, optional
-        Later calls for this set count from now on.
+        Restart counting for this set.
 
     Returns
     -------
@@ -45,12 +45,12 @@ def statistics(process_set: ProcessSet = global_process_set, reset: bool = False
         data.
 
         ``seconds``: float
-            How long was counted.
+            Length of the counted time.
         ``steps``: int
             Steps of trainers whose gradients were summed: of `DistributedTrainer`, and of gluon.Trainer with the store
             'mykv'. Steps of Module, LocalTrainer, and of a trainer with row_sparse gradients only, count as operations.
         ``operations``, ``bytes``: int
-            Operations of this worker that have a result, also those of barriers and broadcasts, and the size of their
+            Operations of this worker that have a result, including barriers and broadcasts, and the size of their
             arrays.
         ``roads``: dict of str to dict
             The same numbers, ``operations`` and ``bytes``, for ``'in place'`` (buckets in shared memory), ``'copied'``
@@ -58,18 +58,18 @@ def statistics(process_set: ProcessSet = global_process_set, reset: bool = False
         ``failed``: int
             Operations on MXNet's arrays that have failed in this process, since it began.
         ``waited``: float
-            How long operations of this worker waited until all workers had come to them; the sum over operations, which
+            How long operations of this worker waited until all workers had arrived; the sum over operations, which
             may wait at the same time.
         ``waited_in_steps``: float
-            The same for the operation of each step whose gradients backward writes last. While it waits, backward has
-            ended here, so this is time that the worker has lost to slower workers.
+            The same for the operation of each step whose gradients backward writes last. Backward has ended here by
+            then, so this is time lost to slower workers.
         ``communication``: float
-            How long sums of steps were under way on this worker, waiting included. Process-wide, as the next two.
+            How long sums of steps were under way on this worker, including waits. Process-wide, as the next two.
         ``overlapped``: float or None
             The share of ``communication`` that passed before backward had written the last gradients.
         ``update``: float
             How long the updates of the weights took: from the sums until the weights were new. With an optimizer on the
-            store this includes sending the weights. 0 where a worker trains alone.
+            store this includes sending the weights. 0 if a worker trains alone.
         ``late``: list of dict
             The workers that came last, the worker that others waited for longest first: ``rank``; ``machine``, its
             name; ``steps``, how often it came last to a step; ``step_share``, of all steps; ``step_wait``, how long the
@@ -77,14 +77,14 @@ def statistics(process_set: ProcessSet = global_process_set, reset: bool = False
             ``operation_wait``, the same for all operations. In an operation of several hosts the time that messages
             take is part of the wait.
         ``late_among``: str
-            ``'all workers'``, or ``'workers of this host'`` on other ranks than 0 where there are several hosts.
+            ``'all workers'``, or ``'workers of this host'`` on ranks other than 0 of several hosts.
         ``trainers``: list of dict
             Each `DistributedTrainer` of the set, and each gluon.Trainer with the store: ``name``; ``adopted``, how many
             gradients are in buckets; ``copied``, a dict from the reason why others are not to their number;
             ``bucket_bytes``, the sizes of its operations; ``sums_times``, None for a DistributedTrainer. gluon.Trainer
-            sums gradients over the workers, and ``sums_times`` says what its last step has multiplied the sums by:
-            ``'batch size 64 (gradients times 0.015625)'``. The results are means if that is the batch size of all
-            workers together.
+            sums gradients over the workers, and ``sums_times`` is the factor of the sums in its last step: ``'batch
+            size 64 (gradients times 0.015625)'``. The results are means if that is the batch size of all workers
+            together.
 
     Raises
     ------
@@ -132,7 +132,7 @@ def began() -> _Counters:
 
 
 def since(now: _Counters, earlier: _Counters) -> _Counters:
-    """What was counted between two moments."""
+    """The difference of the counters between two moments."""
     return {name: value - earlier.get(name, 0) for name, value in now.items()}
 
 
@@ -191,7 +191,7 @@ def _trainers(process_set: ProcessSet) -> list[dict[str, Any]]:
 
 
 def _in_order_made(name: str) -> list[Any]:
-    """The key of a trainer's name that puts trainer9 before trainer10."""
+    """Sort key of a trainer's name: trainer9 before trainer10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)]
 
 

@@ -1,4 +1,4 @@
-"""Shows the statistics as training goes on: in a progress bar, in TensorBoard, or in the log of MXNet's Estimator."""
+"""Shows the statistics during training: in a progress bar, in TensorBoard, or in the log of MXNet's Estimator."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from . import statistics_report as report
 
 
 class StatisticsCallback:
-    """Shows what was counted since it last did so. Call it once after each batch.
+    """Shows the statistics since it last did so. Call it once after each batch.
 
     It can also be a ``batch_end_callback`` of Module.fit().
 
     Parameters
     ----------
     target : object
-        Where to show: a progress bar of tqdm (an object with ``set_postfix_str``), a SummaryWriter of mxboard (an
+        Output: a progress bar of tqdm (an object with ``set_postfix_str``), a SummaryWriter of mxboard (an
         object with ``add_scalar``), or a function that takes the text.
     every : int, optional
-        Show after so many calls.
+        Show after this number of calls.
 
     Raises
     ------
     TypeError, ValueError
-        `target` is nothing of that kind, or `every` is not a whole number of at least 1.
+        `target` is of another type, or `every` is not a whole number of at least 1.
 
     Examples
     --------
@@ -56,7 +56,7 @@ class StatisticsCallback:
         self._before: dict = {}
 
     def __call__(self, *_batch: Any) -> None:
-        """Count a batch, and show the statistics if it is time."""
+        """Count a batch, and show the statistics if they are due."""
         self._calls += 1
         if self._calls % self._every == 0:
             self.show()
@@ -78,14 +78,14 @@ class StatisticsCallback:
 
 
 class StatisticsHandler(event_handler.BatchEnd):
-    """An event handler of MXNet's Estimator that shows the statistics after every so many batches.
+    """An event handler of MXNet's Estimator that shows the statistics at intervals.
 
     Parameters
     ----------
     target : object, optional
         As for `StatisticsCallback`. By default rank 0 logs with the estimator's logger.
     every : int, optional
-        Show after so many batches.
+        Show after this number of batches.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 """The table of MYKV_REPORT, which rank 0 prints at the end and at intervals.
 
-Rank 0 prints its own figures and asks no other worker, so the table also comes when workers have ended or died.
+Rank 0 prints its own figures without asking other workers, so the table appears even if workers have ended or died.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def table(numbers: dict[str, Any]) -> str:
 
 
 def late_sentence(one: dict[str, Any], numbers: dict[str, Any]) -> str:
-    """How often a worker came last, and what it cost the others."""
+    """How often a worker came last, and how long the others waited for it."""
     unit = "operation" if one["step_share"] is None else "step"
     count = sum(other[f"{unit}s"] for other in numbers["late"])
     return (
@@ -54,7 +54,7 @@ def late_sentence(one: dict[str, Any], numbers: dict[str, Any]) -> str:
 
 
 def line(numbers: dict[str, Any]) -> str:
-    """The statistics in a few words, for a progress bar."""
+    """The statistics in one short text, for a progress bar."""
     words = []
     if numbers["late"] and numbers["steps"]:
         slowest = numbers["late"][0]
@@ -131,7 +131,7 @@ class _Report(process.Follower):
 
     def joined(self, core: Any) -> None:
         period = settings.value("MYKV_REPORT")
-        # A new worker is rank 0 of a world of its own, until it joins the others.
+        # A new worker is rank 0 of its own world until it joins the others.
         self._is_on = bool(period) and core.rank() == 0 and not new_workers.is_waiting()
         if self._is_on and period > 1:
             self._ending.clear()
@@ -155,7 +155,7 @@ class _Report(process.Follower):
 
 
 def _print() -> None:
-    """Print the table; a report that cannot be made or shown must not end a training."""
+    """Print the table; a failure to create or show it must not end training."""
     try:
         text = table(counters.statistics())
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The step of a DistributedTrainer: its sequence and counts, and what it tells the other workers when it fails."""
+"""The step of a DistributedTrainer: its sequence, its counts, and how it reports failures to the other workers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .meeting_trainer import MeetingTrainer
 
 
 class SteppingTrainer(MeetingTrainer):
-    """A trainer that knows its workers, and makes steps with them.
+    """A trainer that takes steps with its workers.
 
-    `DistributedTrainer` adds what a program gives it, the two calls that a step consists of, and files of states.
+    `DistributedTrainer` adds the arguments, the two calls that make up a step, and files of states.
     """
 
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
@@ -39,7 +39,7 @@ class SteppingTrainer(MeetingTrainer):
             is waited for.
         ignore_stale_grad : bool, optional
             A worker whose backward has not used a parameter contributes zeros. All workers update the parameter if some
-            worker has used it, and no worker updates it otherwise. This waits for the other workers.
+            worker has used it; otherwise no worker does. This waits for the other workers.
 
         Raises
         ------
@@ -48,7 +48,7 @@ class SteppingTrainer(MeetingTrainer):
             MXNetError.
         MXNetError
             A parameter has no values yet, here or on another worker; or the workers' steps differ, for example in batch
-            size or learning rate. The error is mostly raised where the parameters are read. The parameters are then
+            size or learning rate. The error is usually raised when the parameters are read. The parameters are then
             unchanged on all workers, and all workers have counted one more update.
 
         Examples
@@ -68,7 +68,7 @@ class SteppingTrainer(MeetingTrainer):
             self._step(factor, ignore_stale)
 
     def _step(self, factor: float, ignore_stale: bool) -> None:
-        """A step from the first refusal to the last count: gradients are multiplied by `factor` in the update."""
+        """A whole step, including refusals and counts. `factor`: of gradients in the update."""
         if self._awaits_update:
             self._settle()
         with self._guard():
@@ -86,7 +86,8 @@ class SteppingTrainer(MeetingTrainer):
         return StepGuard(self, self._gradients, functools.partial(self._end_failed, self._steps))
 
     def _end_failed(self, steps: int, error: BaseException) -> None:
-        """After a step or an update that has failed here: refuse what the other workers await. `steps` before it."""
+        """After a failed step or update: refuse the operations that other workers wait for. `steps`: the count before
+        it."""
         if self._clipping is not None:
             self._clipping.refuse(f"the step was interrupted on that rank: {error}")
         if self._steps == steps and any(reducer.has_begun() for reducer in self._gradients):
@@ -100,7 +101,7 @@ class SteppingTrainer(MeetingTrainer):
             what = "ignore_stale_grad"
             return factor, bool(ignore_stale)
         except Exception as error:
-            if self._join is not None:  # which has told the other workers nothing yet
+            if self._join is not None:  # the other workers have not been told yet
                 raise
             if method == "step" and self._awaits_update:
                 self._settle()
@@ -110,14 +111,14 @@ class SteppingTrainer(MeetingTrainer):
                 raise
 
     def _settle(self) -> None:
-        """After an allreduce_grads() without an update(): count an update if the other workers have made it.
+        """After an allreduce_grads() without an update(): count an update if the other workers have counted it.
 
         All workers may have left it out, for example to accumulate gradients or to skip a step that has overflowed.
         Then nothing is counted.
         """
         self._awaits_update = self._is_counted = False
         due = [gradients for gradients in self._gradients if gradients.is_due]
-        left_out = [gradients.is_left_out_by_all() for gradients in due]  # asks all of them, also after a no
+        left_out = [gradients.is_left_out_by_all() for gradients in due]  # ask all, even after a negative answer
         if not all(left_out):
             trainer_state.count_update(self)
             self._count_step("update() was not called on that rank after allreduce_grads()")
@@ -136,7 +137,7 @@ class SteppingTrainer(MeetingTrainer):
         return self._labelled[1]
 
     def _check_reduced(self) -> None:
-        """Raise an error in an update after an allreduce_grads() that has failed here and was counted."""
+        """Raise an error in an update if allreduce_grads() has failed here and was counted."""
         if self._is_counted:
             self._is_counted = False
             raise MXNetError(UPDATE_REFUSED)
@@ -156,7 +157,7 @@ class SteppingTrainer(MeetingTrainer):
                 gradients.share_freshness()
 
     def _for_each(self, call: Callable[[Reducer], None], refuse: Callable[[Reducer, str], None]) -> None:
-        """Call all reducers; after an exception refuse the call of the later reducers, so that no worker waits."""
+        """Call all reducers; after an exception refuse the calls of later reducers, so that no worker waits."""
         for number, gradients in enumerate(self._gradients):
             try:
                 call(gradients)
@@ -166,7 +167,7 @@ class SteppingTrainer(MeetingTrainer):
                 raise
 
     def _check_and_rescale_grad(self, scale: float) -> None:
-        """Let updates multiply gradients by `scale`; with `sums_of_means` also by the factor from sum to mean."""
+        """Make updates multiply gradients by `scale`; with `sums_of_means` also by the factor from sum to mean."""
         process_set = self._workers.process_set
         if self._options.sums_of_means and process_set.included():
             scale *= self._options.predivide / process_set.size()
@@ -183,7 +184,7 @@ class SteppingTrainer(MeetingTrainer):
         return sorted({rank for gradients in self._gradients for rank in gradients.awaited_by()})
 
     def _refuse_awaited(self, reason: str) -> None:
-        """Refuse what the other ranks wait for; they have counted it as an update."""
+        """Refuse the operation that the other ranks wait for; they have counted it as an update."""
         for gradients in self._gradients:
             gradients.refuse_awaited(reason)
         sync_batch_norm.end_step(self._params)
@@ -220,11 +221,11 @@ class SteppingTrainer(MeetingTrainer):
         self._freshness_is_shared = ignore_stale
 
     def _end_failed_sums(self, number: int, reason: str, is_step: bool) -> None:
-        """After the reducer of this number has failed: refuse the call of the later reducers, so that none waits."""
+        """After the reducer of this number has failed: refuse the calls of later reducers, so that no worker waits."""
         for later in self._gradients[number + 1 :]:
             later.refuse(reason)
         sets = [one.process_set for one in self._gradients[: number + 1] if isinstance(one, SharedReducer)]
-        if any(process_set is not sets[-1] for process_set in sets):  # its workers may not have the error, and go on
+        if any(process_set is not sets[-1] for process_set in sets):  # its workers may continue without the error
             load_tracking.note_failure(self._params, self)
         if is_step:
             return
@@ -254,7 +255,7 @@ class SteppingTrainer(MeetingTrainer):
             self._make_updates(ignore_stale)
             return
         factor = step_label.value_of(self._optimizer.rescale_grad)
-        self._clip(factor, label)  # from here on all workers have counted, whatever fails on some of them
+        self._clip(factor, label)  # from here on all workers have counted, even if some fail
         try:
             self._make_updates(ignore_stale)
         except MXNetError:
@@ -268,7 +269,7 @@ class SteppingTrainer(MeetingTrainer):
                 self._clipping.begin(self._freshness_is_shared, label, makes_comparison=True)
             self._clipping.clip(factor)
         except MXNetError:
-            raise  # of the step; the other workers have it too
+            raise  # error of the step; the other workers have it too
         except BaseException:  # the other workers update, and get an error in their next step
             load_tracking.note_failure(self._params, self)
             raise
@@ -292,7 +293,7 @@ class SteppingTrainer(MeetingTrainer):
     def _count_step(self, refusal: str | None = None) -> None:
         """Count a step, once on each worker, and push its periodic operations.
 
-        `refusal`: why this worker does not take the step, which the others make: they push the operations.
+        `refusal`: why this worker does not take the step; the other workers push its operations.
         """
         self._steps += 1
         broadcasts, averages = self._options.broadcast_period, self._options.aux_sync_period

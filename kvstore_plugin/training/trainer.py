@@ -60,11 +60,11 @@ class DistributedTrainer(SteppingTrainer):
     optimizer_params : dict, optional
         As for gluon.Trainer.
     compression : optional
-        Type in which gradients travel between hosts: `Compression.none`, `Compression.fp16` or `Compression.bf16`; or,
+        Type of gradients between hosts: `Compression.none`, `Compression.fp16` or `Compression.bf16`; or,
         as in Horovod, your own object or class with the methods ``compress(tensor) -> (tensor, ctx)`` and
-        ``decompress(tensor, ctx)``. Then what compress() returns is summed over the workers, also within a host, and
-        decompress() gets the sum, with the `ctx` of this worker. So it must return the same on all workers, and fit
-        sums. `compression_params` has other compressors; give only one of the two arguments.
+        ``decompress(tensor, ctx)``. Then the results of compress() are summed over the workers, even within a host, and
+        decompress() gets the sum, with the `ctx` of this worker. It must return the same on all workers.
+        `compression_params` has other compressors; give only one of the two arguments.
     gradient_predivide_factor : float, optional
         Finite and above 0. For Horovod compatibility. In Horovod it divides gradients before they are summed, so that
         sums of float16 stay in range, and multiplies the result. Here 16-bit gradients are summed in 32 bits and scaled
@@ -73,9 +73,9 @@ class DistributedTrainer(SteppingTrainer):
     prefix : str, optional
         Part of the names in error messages.
     num_groups : int, optional
-        The number of groups in which gradients are reduced. Each group has as many gradients as the others, in the
-        order of `params`; one operation reduces the gradients of a group and a dtype, whatever their size. 0:
-        `bucket_bytes` divides the gradients. With more groups than gradients, each gradient is a group.
+        The number of groups in which gradients are reduced. Groups have equally many gradients, in the order of
+        `params`; one operation reduces the gradients of a group and a dtype, whatever their size. 0: `bucket_bytes`
+        divides the gradients. With more groups than gradients, each gradient is a group.
     process_set : ProcessSet, optional
         The workers that train together. On a worker outside the set all parameters stay local.
     root_rank : int, optional
@@ -87,19 +87,18 @@ class DistributedTrainer(SteppingTrainer):
         It needs step(), since no worker has whole gradients after allreduce_grads(), and one process set. False, the
         default: each worker updates all parameters itself.
     bucket_bytes : int, optional
-        Gradients lie next to each other in shared memory, in buckets of up to this size; one operation reduces each
-        bucket. 0: gradients stay where MXNet made them, and each is copied into shared memory and back (with
-        `num_groups`, by one operation for each group). By default 16 MiB on one host. On several hosts 1 MiB, or 16 KiB
-        for each worker if that is more: between hosts, a bucket that the next forward pass needs first overtakes other
-        buckets. The same on all workers.
+        Gradients are in buckets of up to this size in shared memory; one operation reduces each bucket. 0: gradients
+        stay in MXNet's arrays, and each is copied into shared memory and back (with `num_groups`, by one operation for
+        each group). By default 16 MiB on one host. On several hosts 1 MiB, or 16 KiB for each worker if that is more:
+        between hosts, a bucket that the next forward pass needs first overtakes other buckets. The same on all workers.
     reduce_method : str, optional
         'mean' or 'sum' of the gradients over the workers.
     gradients_after_allreduce : str, optional
-        What the parameters' gradients are between allreduce_grads() and update(): 'mean' or 'sum' over the workers, by
-        default as `reduce_method`. 'sum' with ``reduce_method='mean'`` works as Horovod: update() also divides by the
-        number of workers, and step() gives the result of 'mean', up to rounding. Scripts for Horovod may need it, such
-        as a script that clips at ``max_norm * hvd.size()``. The sum is then divided by `gradient_predivide_factor`. It
-        needs one process set, and no `update_on_kvstore`.
+        The parameters' gradients between allreduce_grads() and update(): 'mean' or 'sum' over the workers, by default
+        as `reduce_method`. 'sum' with ``reduce_method='mean'`` is as in Horovod: update() also divides by the number of
+        workers, and step() gives the result of 'mean', up to rounding. Scripts for Horovod may need it, such as a
+        script that clips at ``max_norm * hvd.size()``. The sum is then divided by `gradient_predivide_factor`. It needs
+        one process set, and no `update_on_kvstore`.
     broadcast_period : int, optional
         0: parameters are broadcast at the start only. n > 0: in every n-th step, before the update, the parameters of
         `root_rank` overwrite those on every worker and device again. -1: parameters are never broadcast, not even after
@@ -117,20 +116,20 @@ class DistributedTrainer(SteppingTrainer):
         reduced, and trained on this worker's gradients alone.
     clip_global_norm : float, optional
         Above 0. In each update the gradients are scaled so that their common norm is at most this number. It is the
-        norm of all gradients together, over all parameters and process sets, after they were averaged and divided by
-        the batch size: ``gluon.utils.clip_global_norm(gradients, clip_global_norm * batch_size)`` does the same in one
-        process. `gradient_norm` has the norm. By default nothing is clipped.
+        norm over all parameters and process sets, after gradients were averaged and divided by the batch size:
+        ``gluon.utils.clip_global_norm(gradients, clip_global_norm * batch_size)`` does the same in one process.
+        `gradient_norm` has the norm. By default nothing is clipped.
     communication_hook : callable, optional
         Called with each `GradientBucket` in place of its reduction over the workers, as a hook of PyTorch's
         DistributedDataParallel: it must reduce ``bucket.arrays`` itself, in place, to the same bits on all workers, and
-        return None. ``bucket.allreduce_()`` does what is done without a hook. It is called in step() or
+        return None. ``bucket.allreduce_()`` reduces it as without a hook. It is called in step() or
         allreduce_grads(), in the thread that calls them, for the same buckets in the same order on all workers, while
         backward may still run. If it raises, step() raises this error, and the parameters of no worker change.
         `PowerSGD` is a hook. It needs dense gradients, and neither `compression`, `compression_params`,
         `update_on_kvstore` nor `elastic`.
     elastic : bool, optional
-        True: when a worker dies, training can go on without it, in `run_elastic` (see there). It needs a job that was
-        started with ``mykvrun --elastic`` (``mpirun --with-ft ulfm``), and all parameters on all workers.
+        True: when a worker dies, training can continue without it, in `run_elastic` (see there). It needs a job that
+        was started with ``mykvrun --elastic`` (``mpirun --with-ft ulfm``), and all parameters on all workers.
 
     Raises
     ------
@@ -240,8 +239,7 @@ class DistributedTrainer(SteppingTrainer):
 
         Returns at once, unless there are row_sparse gradients, as step() does.
 
-        After an update() with ignore_stale_grad=True, this method takes stale gradients as zeros, as step() does with
-        that argument.
+        After an update() with ignore_stale_grad=True, stale gradients count as zeros, as in step() with that argument.
 
         Raises
         ------
@@ -384,7 +382,7 @@ class DistributedTrainer(SteppingTrainer):
 
 
 class JoinHook(NamedTuple):
-    """What `join` uses of a trainer; `join_hook` makes it.
+    """The interface of a trainer for `join`; created by `join_hook`.
 
     Attributes
     ----------
@@ -403,7 +401,7 @@ class JoinHook(NamedTuple):
     allreduce_grads : callable
         The same, given ignore_stale_grad.
     without_local_parameters : callable
-        Makes a context in which updates leave local parameters alone.
+        Returns a context in which updates leave local parameters alone.
     """
 
     process_set: ProcessSet

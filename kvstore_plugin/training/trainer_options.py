@@ -129,7 +129,7 @@ class TrainerOptions:
 
     @property
     def _hook(self) -> Callable[[GradientBucket], None] | None:
-        """What reduces buckets in our place."""
+        """The hook that reduces buckets instead of this package."""
         if isinstance(self.compression, UserCompression):
             return CompressorHook(self.compression, self.gradient_predivide_factor)
         return self.communication_hook
@@ -189,7 +189,7 @@ class TrainerOptions:
             )
 
     def _check_hook(self) -> None:
-        """Refuse what does not go together with a communication hook, or a compressor of the user."""
+        """Reject options that cannot be combined with a communication hook or a user's compressor."""
         hook = self.communication_hook
         if hook is not None and not callable(hook):
             raise TypeError(
@@ -216,7 +216,7 @@ class TrainerOptions:
 
     @property
     def _hook_argument(self) -> str:
-        """The argument that the hook comes from, as errors show it."""
+        """The hook's argument, as shown in errors."""
         return "communication_hook" if self.communication_hook is not None else f"compression={self.compression!r}"
 
     def _check_hooked(self, named: Sequence[Named]) -> None:
@@ -267,7 +267,7 @@ class TrainerOptions:
 
 
 def _described(hook: Any) -> str:
-    """A communication hook as the workers compare it: its own repr, if its class has made one, or its name."""
+    """The text by which workers compare a hook: its repr if its class defines one, otherwise its name."""
     has_repr = hook is None or type(hook).__repr__ is PowerSGD.__repr__
     return repr(hook) if has_repr else compressions.described(hook)
 
@@ -278,7 +278,7 @@ def _norm(given: Any) -> float | None:
         return None
     if isinstance(given, bool) or not isinstance(given, numbers.Real):
         raise TypeError(f"clip_global_norm must be a number or None, not {type(given).__name__}.")
-    if not given > 0:  # also NaN
+    if not given > 0:  # including NaN
         raise ValueError(f"clip_global_norm must be above 0, not {given!r}. Leave it out for no clipping.")
     return float(given)
 
