@@ -1,10 +1,10 @@
 """Gradients through the collective operations that a program calls inside autograd.record().
 
-The backward pass of a call is an operation too. Its name is that of the call with the call's turn, so that ranks may
-run backward passes in different orders. All ranks take part in it, since the result of each rank depends on the arrays
-of all. So all ranks must record a call, or none: calls that wait tell each other whether they are recorded, and the
-labels of other calls differ otherwise. On a rank whose own array needs no gradient, the call is recorded with a
-variable of its own, so that backward reaches the call there too.
+The backward pass of a call is an operation too. Its name contains the call's name and turn, so that ranks may run
+backward passes in different orders. All ranks take part in it, since each rank's result depends on the arrays of all
+ranks. So either all ranks must record a call, or none: blocking calls exchange whether they are recorded, and labels of
+other calls show it. On a rank whose own array needs no gradient, the call is recorded with an extra variable, so that
+backward reaches the call there too.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..coordination import hook_operations, operation, operation_names
 from ..world import process
 from . import reduce_ops
 
-# What a rank tells of an array in a call that waits.
+# A rank's state of an array in a blocking call.
 _UNRECORDED, _RECORDED, _NEEDS_GRADIENT = range(3)
 
 Exchange = Callable[[operation.Turn, str, Sequence[NDArray], Sequence[NDArray]], None]
 
 
 def is_recorded(tensors: Sequence[NDArray]) -> bool:
-    """Whether a call with these arrays is recorded: all ranks inside autograd.record() say the same."""
+    """Whether a call with these arrays is recorded; the same on all ranks inside autograd.record()."""
     return (
         autograd.is_recording()
         and hook_operations.running() is None
@@ -36,7 +36,7 @@ def is_recorded(tensors: Sequence[NDArray]) -> bool:
 
 
 def labelled(label: str) -> str:
-    """The label of a recorded call, made of its label without recording."""
+    """The label of a recorded call, from its label without recording."""
     return f"{label}, inside autograd.record()" if label else "inside autograd.record()"
 
 
@@ -56,14 +56,14 @@ def check_in_place(call: str, tensors: Sequence[NDArray]) -> None:
 
 
 def state(tensor: NDArray) -> int:
-    """What this rank tells the others of an array in a call that waits."""
+    """This rank's state of an array, for the other ranks in a blocking call."""
     if not is_recorded([tensor]):
         return _UNRECORDED
     return _NEEDS_GRADIENT if recorded.is_recorded(tensor) else _RECORDED
 
 
 def is_needed(turn: operation.Turn, states: np.ndarray) -> bool:
-    """Whether a call is recorded, from the states that the ranks have told each other.
+    """Whether a call is recorded, from the exchanged states of all ranks.
 
     Raises
     ------
@@ -99,10 +99,10 @@ def results(
     inputs, outputs : sequence of NDArray
         Equally many, of floating-point numbers.
     exchange : callable
-        Called as ``exchange(turn, label, gradients, targets)`` in the backward pass: starts the operation that makes
+        Called as ``exchange(turn, label, gradients, targets)`` in the backward pass: starts the operation that computes
         the gradients of the inputs, `targets`, from those of the outputs.
     suffix : str, optional
-        Tells the backward passes of a call apart that has several.
+        Distinguishes several backward passes of one call.
     turn_of : type, optional
         The class of the backward pass's turn.
     """
@@ -119,8 +119,8 @@ def results(
         gradients = [one if one.dtype == dtype else one.astype(dtype) for one, dtype in zip(gradients, dtypes)]
         if not known:
             # MXNet holds the memory that it has passed until the operations on it have ended, and gives the memory to
-            # later gradients. These need not wait here, where nothing waits for the result: the pass of a rank that has
-            # the gradient in its graph may reach several calls in another order.
+            # later gradients. Nothing waits for the result here, so those operations must not be delayed: another
+            # rank's backward may reach several calls in another order.
             gradients = [arrays.duplicate(gradient) for gradient in gradients]
         wanted = dict(zip(known, targets))
         everything = [
@@ -136,7 +136,7 @@ def results(
 
 
 def refused(inputs: Sequence[NDArray], outputs: Sequence[NDArray], sentence: str) -> list[NDArray]:
-    """Record a call that has no gradient, and return its results: a backward pass that reaches it gets the message."""
+    """Record a call without a gradient, and return its results; a backward pass that reaches it fails."""
     known = [array for array in inputs if recorded.is_recorded(array)]
     if not known:
         return list(outputs)
@@ -176,7 +176,7 @@ def reduce_to_owners(
 
 
 def gather_of_rows(rows: list[int], scale: float, priority: int) -> Exchange:
-    """The exchange that gathers the gradients of all ranks, of so many rows each, times a factor."""
+    """The exchange that gathers the gradients of all ranks, with these numbers of rows, times a factor."""
 
     def exchange(turn: operation.Turn, label: str, gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
         source = reduce_ops.scaled(gradients[0], scale)

@@ -1,6 +1,6 @@
-"""The argument `compression` of a trainer: the type in which gradients travel between hosts.
+"""The argument `compression` of a trainer: the type of gradients between hosts.
 
-A dictionary names other compressors, which keep the error that they make: see gradient_compression.py.
+For other compressors, with error feedback, see gradient_compression.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..compat import arrays
 from ..compat.mxnet import NDArray, mx
 from .gradient_compression import GradientCompression, gradient_compression
 
-_BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # as MXNet names it
+_BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # MXNet's name of the type
 
 
 class _Method:
@@ -22,9 +22,9 @@ class _Method:
         self.wire = wire  # the core's name of the type; empty for the gradient's own type
 
     def compress(self, tensor: NDArray) -> tuple[NDArray, Any]:
-        """An array in the type that travels, and what `decompress` needs; as in Horovod's compressors.
+        """An array in the compressed type, and the context for `decompress`; as in Horovod's compressors.
 
-        For programs that call it around an `allreduce`. A trainer does not call it: there the core compresses.
+        For programs that call it around an `allreduce`. For a trainer the core compresses.
 
         Parameters
         ----------
@@ -41,14 +41,14 @@ class _Method:
         return _cast(tensor, _BFLOAT16 if self.wire == "bfloat16" else self.wire), tensor.dtype
 
     def decompress(self, tensor: NDArray, ctx: Any) -> NDArray:
-        """An array from `compress`, or a sum of such arrays, in its own dtype again; `compress` returns the `ctx`."""
+        """An array from `compress`, or a sum of such arrays, in its original dtype; `ctx` comes from `compress`."""
         return tensor if ctx is None else _cast(tensor, ctx)
 
     def __repr__(self) -> str:
         return f"Compression.{self.name}"
 
     def __reduce__(self) -> tuple:
-        return getattr, (Compression, self.name)  # a copy is this object itself
+        return getattr, (Compression, self.name)  # copies are this object itself
 
 
 def _cast(tensor: NDArray, dtype: Any) -> NDArray:
@@ -57,7 +57,7 @@ def _cast(tensor: NDArray, dtype: Any) -> NDArray:
 
 
 class UserCompression:
-    """A compressor of the user: an object, or a class, with Horovod's methods compress() and decompress().
+    """A user's compressor: an object or class with Horovod's methods compress() and decompress().
 
     Attributes
     ----------
@@ -85,17 +85,17 @@ def described(code: Any) -> str:
 class Compression:
     """Choices for the argument `compression` of `DistributedTrainer`.
 
-    They apply to transfers between hosts, where the network is the limit: there gradients of float32 and float64 travel
-    in 16 bits, and gradients of other types unchanged. Within a host, in shared memory, gradients are summed in their
-    own type, which is faster than a conversion, and exact. So on one host all choices give the same bits.
+    They apply to transfers between hosts, where the network is the limit: there gradients of float32 and float64 are
+    sent in 16 bits, other gradients unchanged. Within a host, in shared memory, gradients are summed in their own type,
+    which is faster than a conversion, and exact. So on one host all choices give the same bits.
 
     The argument `compression_params` takes these choices too, and compressors with even shorter messages. Each choice
-    has methods ``compress(tensor)`` and ``decompress(tensor, ctx)``, for programs that compress by themselves.
+    has methods ``compress(tensor)`` and ``decompress(tensor, ctx)``, for programs that compress themselves.
 
     Attributes
     ----------
     none
-        Gradients travel in their own dtype.
+        Gradients keep their own dtype.
     fp16
         As float16, with 11 bits of precision and values up to 65504; larger values become infinite.
     bf16

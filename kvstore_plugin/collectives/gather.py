@@ -1,7 +1,7 @@
 """Operations that wait until all ranks call them, since the sizes of their results depend on the other ranks.
 
 The calls wait only for the sizes: the results arrive later, as in other operations. The calls are matched by their
-order in the process set, with any names.
+order in the process set, whatever their names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def allgather(
         Of shape (n, ...) and any dtype; n, which may be 0, may differ between the ranks. It is not changed, and the
         caller may change or delete it at once.
     name : str, optional
-        Shown in errors; the same on all ranks. Calls that wait are matched by their order in the process set.
+        Shown in errors; the same on all ranks. Blocking calls are matched by their order in the process set.
     priority : int, optional
         Operations with a higher priority run first.
     process_set : ProcessSet, optional
@@ -45,7 +45,7 @@ def allgather(
     Raises
     ------
     TypeError, ValueError
-        What this rank can see alone: `tensor` is a scalar or sparse, or on a GPU, and the core has found no CUDA
+        Errors of this rank's arguments: `tensor` is a scalar or sparse, or on a GPU, and the core has found no CUDA
         runtime; this rank is not in the process set. The other ranks' call raises an MXNetError that names this rank.
     RuntimeError
         kvstore_plugin is not initialized.
@@ -56,12 +56,12 @@ def allgather(
 
     Notes
     -----
-    Inside autograd.record(), on all ranks, the result of floating-point numbers carries a gradient if the array of any
-    rank needs one: the sum over all ranks of the gradients of the rows that are this rank's.
+    Inside autograd.record(), on all ranks, a floating-point result is differentiable if the array of any rank needs a
+    gradient: this rank gets the sum over all ranks of its rows' gradients.
 
     Examples
     --------
-    >>> predictions = net(images).argmax(axis=1)  # of this worker's 32 samples
+    >>> predictions = net(images).argmax(axis=1)  # for this worker's 32 samples
     >>> everyones = mykv.allgather(predictions, name="predictions")
     >>> everyones.shape
     (64,)
@@ -145,8 +145,8 @@ def alltoall(
 
     Notes
     -----
-    Inside autograd.record(), on all ranks, the result of floating-point numbers carries a gradient if the array of any
-    rank needs one: each rank gets the gradients of the rows that it has sent.
+    Inside autograd.record(), on all ranks, a floating-point result is differentiable if the array of any rank needs a
+    gradient: each rank gets the gradients of the rows that it has sent.
 
     Examples
     --------
@@ -177,7 +177,7 @@ def alltoall(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until all ranks call it. Operations that were started before may still be under way.
+    """Wait until all ranks call it. Operations started earlier may still be under way.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 class _Sending(operation.Turn):
-    """The turn in which an alltoall sends its rows. The core makes several operations of it."""
+    """The turn in which an alltoall sends its rows. The core divides it into several operations."""
 
     __slots__ = ("_tensor",)
 
@@ -215,12 +215,13 @@ class _Sending(operation.Turn):
         self._tensor = tensor
 
     def _post_refusal(self, reason: str) -> None:
-        matrix = self.met[:, : len(self.met)]  # without what follows the splits
+        matrix = self.met[:, : len(self.met)]  # without the suffix after the splits
         self.core.refuse_alltoall(self.name, self._tensor.handle.value, matrix.tolist(), reason)
 
 
 def _gathered(turn: operation.Turn, tensors: list[NDArray], what: str, name: Any, priority: Any) -> list[NDArray]:
-    """The arrays of all ranks together, after a meeting that tells their first dimensions and compares all else."""
+    """The concatenated arrays of all ranks, after a meeting that exchanges the first dimensions and compares the
+    rest."""
     for tensor in tensors:
         arrays.check_rows(tensor, turn.call)
     operation.checked_priority(priority)
@@ -242,7 +243,7 @@ def _gathered(turn: operation.Turn, tensors: list[NDArray], what: str, name: Any
 def _recorded_gathering(
     turn: operation.Turn, tensor: NDArray, output: NDArray, counts: np.ndarray, priority: int
 ) -> NDArray:
-    """The result of an allgather with a gradient: the sum of the rows that are this rank's, over all ranks."""
+    """Record an allgather. Its gradient is the sum over all ranks of this rank's rows."""
     elements = [int(count) * int(np.prod(tensor.shape[1:])) for count in counts]
 
     def exchange(taken: operation.Turn, label: str, gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
@@ -263,7 +264,7 @@ class _SendingBack(operation.Turn):
 def _recorded_sending(
     turn: operation.Turn, tensor: NDArray, output: NDArray, matrix: np.ndarray, priority: int
 ) -> NDArray:
-    """The result of an alltoall with a gradient, which goes back by the transposed matrix."""
+    """Record an alltoall. Its gradient is an alltoall with the transposed matrix."""
     back = matrix.tolist()
 
     def exchange(taken: operation.Turn, label: str, gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:

@@ -1,4 +1,4 @@
-"""The user's parameters of compression between hosts: checked, and translated into the core's text.
+"""Checks the user's parameters of compression between hosts, and translates them into the core's text.
 
 The names are those of MXNet's `set_gradient_compression`, ``{'type': '2bit', 'threshold': 0.5}``, and of BytePS,
 ``{'compressor': 'topk', 'k': 0.01}``. The compressors themselves are in csrc/compress/.
@@ -19,9 +19,9 @@ class GradientCompression(NamedTuple):
     Attributes
     ----------
     parameters : dict
-        With 'type' and all other parameters, also those that the user left out.
+        With 'type' and all other parameters, including those that the user left out.
     wire : str
-        The text from which the core makes the compressor; empty for none. Equal texts mean equal compressors.
+        The text from which the core creates the compressor; empty for none. Equal texts mean equal compressors.
     """
 
     parameters: dict
@@ -144,8 +144,8 @@ def gradient_compression(params: Any) -> GradientCompression:
     ----------
     params : dict
         For example ``{'type': 'topk', 'k': 0.01}``; see `MyKV.set_gradient_compression` for all. Items with None or an
-        empty string are ignored. 'fp16' may be True in place of a type; beside a type it has no effect, since gradients
-        are summed in their own type within a host. With 'compressor' in place of 'type', parameters of other
+        empty string are ignored. 'fp16' may be True instead of a type; in addition to a type it has no effect, since
+        gradients are summed in their own type within a host. With 'compressor' instead of 'type', parameters of other
         compressors have no effect.
 
     Raises

@@ -17,17 +17,17 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Give all ranks the object of one rank, the root. Waits until all ranks call it.
+    """Send the object of one rank, the root, to all ranks. Waits until all ranks call it.
 
     Parameters
     ----------
     obj : object
-        Any object that pickle takes, or cloudpickle if it is installed (lambdas and the like); of any size that fits
-        into memory twice. Ignored on ranks other than the root.
+        Any object that pickle supports, or cloudpickle if it is installed (such as lambdas); it must fit into memory
+        twice. Ignored on ranks other than the root.
     root_rank : int, optional
         The global rank of the root; it is in the process set.
     name : str, optional
-        Shown in errors; the same on all ranks. Calls that wait are matched by their order in the process set.
+        Shown in errors; the same on all ranks. Blocking calls are matched by their order in the process set.
     process_set : ProcessSet, optional
         The ranks that take part.
 
@@ -42,7 +42,7 @@ def broadcast_object(
         `root_rank` is not a rank or not in the process set, or this rank is not. The other ranks' call raises an
         MXNetError that names this rank.
     Exception
-        What pickle raises, on the root; the other ranks' call raises an MXNetError with its text.
+        Errors of pickle, on the root; the other ranks' call raises an MXNetError with the text.
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError
@@ -65,7 +65,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list:
-    """Give all ranks the objects of all ranks. Waits until all ranks call it.
+    """Send the objects of all ranks to all ranks. Waits until all ranks call it.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     TypeError, ValueError, RuntimeError, MXNetError
         As for `broadcast_object`.
     Exception
-        What pickle raises; the other ranks' call raises an MXNetError with its text.
+        Errors of pickle; the other ranks' call raises an MXNetError with the text.
 
     Examples
     --------

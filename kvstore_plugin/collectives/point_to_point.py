@@ -1,7 +1,7 @@
 """send and recv between the two ranks of a process set, with gradients.
 
-A send and its recv are one operation, a broadcast, in which both ranks of the set take part. So its name, its turns,
-its refusals and its errors are those of any other operation. In the backward pass the gradient goes the other way.
+A send and its recv are one operation, a broadcast, in which both ranks of the set take part. So names, turns, refusals
+and errors work as in any other operation. In the backward pass the gradient is sent in the other direction.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ def send(
     priority : int, optional
         Operations with a higher priority run first; the same on both ranks.
     process_set : ProcessSet, optional
-        Has two ranks. In a larger job, add a set for each two ranks: ``mykv.add_process_set([0, 1])``.
+        Has two ranks. In a larger job, add a set for each pair of ranks: ``mykv.add_process_set([0, 1])``.
 
     Returns
     -------
     NDArray
         A zero of shape (1,), which waits for the send and carries its error. Inside autograd.record() call backward on
-        it: then the gradient of `tensor` comes from the other rank.
+        it to receive the gradient of `tensor` from the other rank.
 
     Raises
     ------
     TypeError, ValueError
-        `tensor` is not a dense array or empty, the process set does not have two ranks, or `dest` is not the other one.
+        `tensor` is not a dense array or empty, the process set does not have two ranks, or `dest` is not the other
+        rank.
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError
@@ -95,7 +96,7 @@ def recv(
     Parameters
     ----------
     like : NDArray
-        Has the shape, dtype and device of the array to come; its values are not used.
+        Has the shape, dtype and device of the received array; its values are not used.
     source : int
         The global rank that sends.
     name, priority, process_set
@@ -132,7 +133,7 @@ def recv(
             result = arrays.empty(gradients[0].shape, gradients[0])  # as on every rank of a broadcast
             push_broadcast(taken, gradients[0], result, me, priority, label)
 
-        # No array that autograd knows: a variable takes the place of the input.
+        # There is no recorded input array: a variable replaces it.
         return backward.results(turn, [arrays.empty(like.shape, like)], [output], exchange)[0]
 
 

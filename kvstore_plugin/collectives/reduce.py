@@ -34,11 +34,11 @@ def allreduce(
     Parameters
     ----------
     tensor : NDArray
-        Any shape, the same on all ranks, and any dtype that the release has; of mx.nd or mx.np, dense, on the CPU or a
-        GPU. It is not changed, and the caller may change or delete it at once. MXNet's engine lets other operations on
-        the array wait for this operation, so several operations on one array need the same order on all ranks.
+        Any shape, the same on all ranks, and any dtype of the release; of mx.nd or mx.np, dense, on the CPU or a GPU.
+        It is not changed, and the caller may change or delete it at once. In MXNet's engine other operations on the
+        array wait for this operation, so several operations on one array need the same order on all ranks.
     average : bool, optional
-        True means ``op=Average``, False ``op=Sum``. An older argument in place of `op`.
+        True means ``op=Average``, False ``op=Sum``. An older argument instead of `op`.
     name : str, optional
         The name by which the operation is matched. Operations without a name are matched by their order in the process
         set, and operations of the same name by the order of their calls.
@@ -63,7 +63,7 @@ def allreduce(
     Raises
     ------
     TypeError, ValueError
-        What this rank can see alone: both `op` and `average` are given, bool with `Average` or with a factor, sparse
+        Errors of this rank's arguments: both `op` and `average` are given, bool with `Average` or with a factor, sparse
         arrays, arrays on a GPU without a CUDA runtime that the core can use, a process set that this rank is not in,
         ``op=Adasum``. The other ranks get an MXNetError at their result, which names this rank.
     RuntimeError
@@ -74,9 +74,8 @@ def allreduce(
 
     Notes
     -----
-    Inside autograd.record(), on all ranks, the result of floating-point numbers carries a gradient: that of
-    `Sum` and `Average` is the same reduction of the gradients of all ranks, `Min`, `Max` and `Product` have none, and
-    backward says so.
+    Inside autograd.record(), on all ranks, a floating-point result is differentiable: the gradient of `Sum` and
+    `Average` is the same reduction of all ranks' gradients. With `Min`, `Max` and `Product` backward raises an error.
 
     Examples
     --------
@@ -197,7 +196,7 @@ def grouped_allreduce_(
     Raises
     ------
     ValueError
-        An array is there twice; inside autograd.record(), one has a gradient, or was computed from arrays that have.
+        An array occurs twice; inside autograd.record(), one has a gradient, or was computed from arrays that have.
 
     Examples
     --------
@@ -225,7 +224,7 @@ def broadcast(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> NDArray:
-    """Give all ranks the values of one rank, the root.
+    """Send the values of one rank, the root, to all ranks.
 
     Parameters
     ----------
@@ -252,8 +251,8 @@ def broadcast(
 
     Notes
     -----
-    Inside autograd.record(), on all ranks, the result of floating-point numbers carries a gradient: at the
-    root the sum of the gradients of all ranks, on other ranks zeros.
+    Inside autograd.record(), on all ranks, a floating-point result is differentiable: the root gets the sum of all
+    ranks' gradients, other ranks zeros.
 
     Examples
     --------
@@ -278,7 +277,7 @@ def broadcast_(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> NDArray:
-    """Give all ranks the values of one rank in place; otherwise as `broadcast`.
+    """Send the values of one rank to all ranks in place; otherwise as `broadcast`.
 
     Returns
     -------
@@ -336,8 +335,8 @@ def reducescatter(
 
     Notes
     -----
-    Inside autograd.record(), on all ranks, the result of floating-point numbers carries a gradient: for
-    `Sum` and `Average` the gradients of all ranks, one after the other.
+    Inside autograd.record(), on all ranks, a floating-point result of `Sum` and `Average` is differentiable: the
+    gradient is the concatenation of all ranks' gradients.
 
     Examples
     --------
@@ -446,7 +445,7 @@ def _recorded_reduce(
     scaling: tuple,
     grouped: bool,
 ) -> list[NDArray]:
-    """Reduce, and return the results, with gradients inside autograd.record()."""
+    """Reduce, and return the results; differentiable inside autograd.record()."""
     plan = _plan(turn, inputs, average, op, *scaling)
     if not backward.is_recorded(inputs):
         _push(turn, inputs, outputs, plan, plan.label, priority, grouped)
@@ -534,7 +533,7 @@ def _own_rows(turn: Turn, tensor: NDArray) -> tuple[int, int]:
 
 
 def rows_of_ranks(rows: int, size: int) -> list[int]:
-    """How many rows each rank gets in a reducescatter of so many rows."""
+    """The number of rows that each rank gets in a reducescatter of `rows` rows."""
     each, more = divmod(rows, size)
     return [each + (rank < more) for rank in range(size)]
 
@@ -543,7 +542,7 @@ def _share(whole: NDArray, first: int, last: int) -> NDArray:
     """A copy of some rows of a result."""
     share = arrays.rows(whole, first, last)
     if first == last and not mxnet.engine_blocks():
-        # MXNet copies no rows by no operation, so the error of the result would not reach this array.
+        # For zero rows MXNet runs no operation, so the error of the result would not reach this array.
         process.core.Fence(arrays.handles([whole, share]), [], 0).push()
     return share
 

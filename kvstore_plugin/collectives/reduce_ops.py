@@ -1,4 +1,4 @@
-"""The operators of reductions: the user's arguments, and what the core computes for them."""
+"""The operators of reductions: the user's arguments, and the core's parameters for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..compat.mxnet import NDArray
 
 
 class ReduceOp(enum.Enum):
-    """How the values of the ranks are combined, element by element."""
+    """The operator that combines the values of the ranks, element by element."""
 
     Average = "average"
     Sum = "sum"
@@ -92,8 +92,8 @@ class Plan(NamedTuple):
     """The parameters of a reduction for the core."""
 
     op: str  # 'sum', 'min', 'max' or 'product'
-    first: float  # what the inputs are multiplied by before the reduction
-    scale: float  # what the result is multiplied by
+    first: float  # factor of the inputs before the reduction
+    scale: float  # factor of the result
     label: str  # must be equal on all ranks
 
 
@@ -123,7 +123,7 @@ def chosen(op: Any, average: Any) -> ReduceOp:
 
 
 def plan(op: ReduceOp, tensors: Any, prescale_factor: Any, postscale_factor: Any, size: int) -> Plan:
-    """What the core computes for `op` with these arrays on `size` ranks.
+    """The core's parameters for `op` with these arrays on `size` ranks.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def plan(op: ReduceOp, tensors: Any, prescale_factor: Any, postscale_factor: Any
         label += f", postscale_factor {after:.17g}"
     scale = after
     if op in (Average, Sum) and "integer" not in kinds:
-        # One factor of the sum saves a pass over the inputs. Integers are truncated wherever they are scaled.
+        # One factor of the sum saves a pass over the inputs. Integers are truncated at each scaling.
         before, scale = 1.0, before * after
     if op is Average:
         scale /= size

@@ -1,12 +1,12 @@
-"""Sums of row_sparse arrays over devices and workers: only rows travel that a device or worker holds.
+"""Sums row_sparse arrays over devices and workers; sends only rows that a device or worker holds.
 
-The workers first tell each other which rows they hold. Each worker lays its rows out among the rows of all workers (the
-union), with zeros for rows that it lacks. The core sums the layouts like any arrays. So the result has the same bits on
-all workers and, unless it is compressed between hosts, the bits of the sum of dense arrays.
+The workers first exchange the numbers of their rows. Each worker places its rows among the rows of all workers (the
+union), with zeros for missing rows. The core sums the layouts like any arrays. So the result has the same bits on all
+workers and, unless it is compressed between hosts, the bits of the sum of dense arrays.
 
-The alternative is a gather of every worker's rows, which each worker then sums. The union moves less data if workers
-share rows, as they do in training on words, and divides the additions among the workers. If workers share no rows, at
-most twice as much data travels.
+The alternative is to gather all workers' rows and sum them on each worker. The union moves less data if workers share
+rows, as with word embeddings, and divides the additions among the workers. If workers share no rows, it sends at most
+twice as much data.
 
 The number of rows is known only when the arrays are written, so these functions wait for the arrays, and for the other
 workers.
@@ -26,14 +26,14 @@ from ..world.process_set import ProcessSet
 
 
 class Rows(NamedTuple):
-    """Some rows of a matrix: values[i] is row indices[i]. A matrix here is an array of any dimensions."""
+    """Some rows of a matrix: values[i] is row indices[i]. A matrix here is an array with any number of dimensions."""
 
     indices: np.ndarray  # int64, shape (n,)
     values: np.ndarray  # shape (n, elements of a row)
 
 
 class Workspace:
-    """Shared memory of one process set in which sums are formed, kept from one sum to the next."""
+    """Shared memory of one process set for sums, reused from one sum to the next."""
 
     def __init__(self, process_set: ProcessSet) -> None:
         self._process_set = process_set
@@ -64,7 +64,7 @@ class Contribution(NamedTuple):
 
     shape: tuple[int, ...]  # of the whole array
     dtype: np.dtype
-    indices: np.ndarray  # rows that any device holds: int64, ascending, each once
+    indices: np.ndarray  # rows that any device holds: int64, ascending, unique
     devices: Sequence[Rows]
 
     @property
@@ -91,7 +91,7 @@ def contribution(replicas: Sequence[NDArray], what: str, left_out: Sequence[bool
     replicas : sequence of row_sparse NDArray
         An array for each device. Their memory is used, not copied: they must not change before the sum is done.
     what : str
-        What errors call the arrays, for example ``'gradient of embedding.weight'``.
+        Name of the arrays in errors, for example ``'gradient of embedding.weight'``.
     left_out : sequence of bool, optional
         For each device, whether it contributes no rows.
 
@@ -99,7 +99,7 @@ def contribution(replicas: Sequence[NDArray], what: str, left_out: Sequence[bool
     ------
     ValueError
         An array is not row_sparse, or is on a GPU; the arrays differ in shape or dtype; the dtype cannot be summed; a
-        row is there twice, or out of range.
+        row occurs twice or is out of range.
     MXNetError
         An array carries an error.
     """
@@ -142,11 +142,11 @@ def allreduce(
     counts : ndarray of int64, shape (size, len(contributions))
         How many rows each worker contributes, from an exchange of the workers.
     scale : float, optional
-        What the sums are multiplied by.
+        Factor of the sums.
     priority : int, optional
         Operations with a higher priority run first.
     wire : str, optional
-        Type in which float32 and float64 travel between hosts; empty for their own type.
+        Type of float32 and float64 between hosts; empty for their own type.
     workspace : Workspace, optional
         Memory in which the sums are formed, which saves copies. Either all workers pass a workspace, each with arrays
         on one device, or no worker does.
@@ -210,7 +210,7 @@ def sum_over_devices(replicas: Sequence[NDArray], what: str) -> None:
 
 
 def assign(array: NDArray, rows: Rows) -> None:
-    """Let a row_sparse array hold these rows and no others.
+    """Make a row_sparse array hold exactly these rows.
 
     Parameters
     ----------

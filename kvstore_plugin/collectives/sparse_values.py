@@ -1,6 +1,6 @@
 """row_sparse arrays in calls of the store: their sums, and their broadcast.
 
-The store itself holds a dense array under each key, since each worker has all rows of the array anyway.
+The store itself holds a dense array under each key, since each worker has all rows of the array.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def summed(
     name : str
         The name by which the sum is matched. If this raises an error, the other ranks get an error too.
     what : str
-        What errors call the arrays, for example ``'value of key 3'``.
+        Name of the arrays in errors, for example ``'value of key 3'``.
     values : sequence of row_sparse NDArray
         An array for each device.
     priority : int
@@ -75,7 +75,7 @@ def summed(
 
 
 def assign(array: NDArray, rows: Rows) -> None:
-    """Let an array hold these rows, and, if it is dense, zeros in all other rows."""
+    """Make an array hold these rows, and, if it is dense, zeros in all other rows."""
     if isinstance(array, SparseNDArray):
         row_sparse.assign(array, rows)
         return
@@ -85,7 +85,7 @@ def assign(array: NDArray, rows: Rows) -> None:
 
 
 def with_all_rows(dense: NDArray) -> NDArray:
-    """A dense array as a row_sparse array that holds every row, also rows of zeros. Returns at once.
+    """A dense array as a row_sparse array that holds every row, including zero rows. Returns at once.
 
     MXNet's optimizers update row_sparse weights only if the weights hold all rows.
     """

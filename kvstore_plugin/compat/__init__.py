@@ -1,1 +1,1 @@
-"""MXNet as this package needs it: what differs between its releases, arrays, errors, the engine."""
+"""MXNet as this package needs it: differences between releases, arrays, errors, the engine."""

@@ -1,4 +1,4 @@
-"""Errors about arguments of operations: Python's usual errors, which are MXNetErrors too.
+"""Errors about arguments of operations: Python's usual errors that are also MXNetErrors.
 
 Scripts for Horovod and for MXNet's own stores catch MXNetError, or RuntimeError, around operations.
 """
@@ -18,7 +18,7 @@ class ArgumentValueError(MXNetError, ValueError):
 
 
 class ArgumentIndexError(MXNetError, IndexError):
-    """An argument of an operation holds the number of a row that an array does not have."""
+    """An argument of an operation holds a row number that is out of range."""
 
 
 process_set.error_types = process_set.ErrorTypes(ArgumentTypeError, ArgumentValueError)

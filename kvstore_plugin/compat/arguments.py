@@ -54,7 +54,7 @@ def whole_number(name: str, value: Any, least: int) -> int:
     value : int
         Its value, of any type of whole numbers.
     least : int
-        The smallest value that is allowed.
+        The smallest allowed value.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Checks and helpers for arrays, as this package takes them: a dense array, or a list with an array per device.
+"""Checks and helpers for array arguments: a dense array, or a list with an array per device.
 
 The check of the common case, one dense array, must cost well under a microsecond: a Trainer runs it for every
 parameter.
@@ -15,7 +15,7 @@ from ..world import gpu_libraries
 from .argument_errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
 from .mxnet import HAS_GPUS, NDArray, SparseNDArray, autograd, mx
 
-# The types of elements that both numpy and the core know.
+# Element types of both numpy and the core.
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 
 # Exact types that need no further check; a user's subclasses take the slower path.
@@ -23,7 +23,7 @@ _DENSE = {NDArray, mx.np.ndarray}
 
 
 def as_group(tensors: Any) -> list[NDArray]:
-    """The arrays of the argument of a grouped operation; there may be none.
+    """The arrays in the argument of a grouped operation, possibly none.
 
     Raises
     ------
@@ -41,11 +41,11 @@ def as_list(value: Any, what: str, dense: bool = True) -> Sequence[NDArray]:
     Parameters
     ----------
     value : NDArray or sequence of NDArray
-        What the user passed.
+        The user's argument.
     what : str
-        What errors call `value`, for example ``'value of key 3'``.
+        Name of `value` in errors, for example ``'value of key 3'``.
     dense : bool, optional
-        Whether sparse arrays are refused.
+        Whether sparse arrays are rejected.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def as_list(value: Any, what: str, dense: bool = True) -> Sequence[NDArray]:
 
 
 def is_dense_array(value: Any) -> bool:
-    """Whether `value` is one dense array of a release without GPUs, so that `as_list` has nothing to refuse."""
+    """Fast path: whether `value` is one dense array of a release without GPUs, which `as_list` would accept."""
     return not HAS_GPUS and type(value) in _DENSE
 
 
@@ -90,7 +90,7 @@ def _check(array: Any, what: str, dense: bool = True) -> None:
 
 
 def _called(value: Any) -> str:
-    """What errors call a value that is not an NDArray."""
+    """Description of a value that is not an NDArray, for errors."""
     return "numpy.ndarray: use mx.nd.array(x)" if isinstance(value, np.ndarray) else type(value).__name__
 
 
@@ -121,7 +121,7 @@ def kind(array: NDArray) -> str:
 def empty(shape: Sequence[int], like: NDArray) -> NDArray:
     """An uninitialized array, with the type, dtype and device of `like`; any number of dimensions and elements."""
     dtype = like.as_nd_ndarray().dtype  # mx.np has no name for bfloat16
-    with mx.util.np_shape(True):  # which allows the length 0 and the shape ()
+    with mx.util.np_shape(True):  # allows the length 0 and the shape ()
         made = mx.nd.empty(tuple(shape), ctx=like.context, dtype=dtype)
     return made.as_np_ndarray() if isinstance(like, mx.np.ndarray) else made
 
@@ -154,7 +154,7 @@ def copy(source: NDArray, target: NDArray) -> None:
 
 
 def copy_rows(source: NDArray, numbers: NDArray, target: NDArray, what: str) -> None:
-    """Let a row_sparse array hold some rows of an array of its shape and dtype. Waits for `source` and `numbers`.
+    """Set a row_sparse array to some rows of an array of its shape and dtype. Waits for `source` and `numbers`.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def copy_rows(source: NDArray, numbers: NDArray, target: NDArray, what: str) -> 
         The numbers of the rows, of any shape and order; duplicates count once.
     target : row_sparse NDArray
     what : str
-        What errors call the target.
+        Name of the target in errors.
 
     Raises
     ------
@@ -219,7 +219,7 @@ def elements(array: NDArray, begin: int, count: int) -> NDArray:
 
 
 def item_size(array: Any) -> int:
-    """Bytes of an element of an array, or of what describes an array and has its dtype."""
+    """Bytes of an element of an array, or of any object with a dtype."""
     return 2 if dtype_name(array.dtype) == "bfloat16" else np.dtype(array.dtype).itemsize
 
 
@@ -230,7 +230,7 @@ def rows(array: NDArray, first: int, last: int) -> NDArray:
 
 
 def check_rows(array: NDArray, call: str) -> None:
-    """Refuse a scalar.
+    """Reject a scalar.
 
     Raises
     ------
@@ -242,12 +242,12 @@ def check_rows(array: NDArray, call: str) -> None:
 
 
 def not_recorded() -> Any:
-    """A context in which operations are not recorded for a backward pass."""
+    """Context manager without recording for a backward pass."""
     return autograd.pause(train_mode=autograd.is_training())
 
 
 def check_alike(arrays: Sequence[NDArray], what: str, floats_convert: bool = False) -> None:
-    """Refuse arrays that differ in shape or dtype from the first; with `floats_convert`, floats may differ in dtype.
+    """Reject arrays that differ in shape or dtype from the first; with `floats_convert`, floats may differ in dtype.
 
     Raises
     ------
@@ -295,15 +295,15 @@ def memory(array: NDArray) -> np.ndarray:
 
 
 def memory_of(array: NDArray, nbytes: int) -> np.ndarray:
-    """A view of the first bytes that an array on the CPU holds, as uint8. The array must be written."""
+    """A view of the first bytes of an array on the CPU, as uint8. The array must be written."""
     address = ctypes.c_void_p()
-    # Here MXNet converts values that an operator keeps in a layout of its own back into the usual layout.
+    # MXNet converts operator-specific memory layouts back to the default here.
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address.value), dtype=np.uint8)
 
 
 def memory_of_weight(array: NDArray) -> np.ndarray:
-    """As `memory`, for an array that a running inference pass may still read, and convert into another layout.
+    """Like `memory`, for an array that a running inference pass may still read and convert to another layout.
 
     Not for use in operators: it waits for all readers of the array, so an operator would deadlock on itself.
 

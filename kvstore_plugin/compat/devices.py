@@ -1,4 +1,4 @@
-"""Which devices a worker should use."""
+"""Selects the devices of a worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def default_devices() -> list:
 
     If MXNet is built for GPUs and finds some: this worker's share of the host's GPUs, in the order of local ranks, for
     example ``[mx.gpu(2), mx.gpu(3)]`` for the second of two workers that see four GPUs. If there are more workers than
-    GPUs, several workers share a GPU, and the log says so. Without GPUs: ``[mx.cpu()]``.
+    GPUs, several workers share a GPU, which is logged. Without GPUs: ``[mx.cpu()]``.
 
     Returns
     -------

@@ -1,6 +1,6 @@
 """Waits for MXNet's engine with a time limit.
 
-MXNet has no wait with a limit, so a thread waits, and the caller goes on when the time is over. The thread is started
+MXNet has no wait with a limit, so a thread waits, and the caller continues after the limit. The thread is started
 once per process, at the first init(), since Python 3.12 cannot start threads while it exits. One thread is enough:
 waitall() waits for the whole engine, so a second waiter would not return earlier.
 """
@@ -63,12 +63,12 @@ def begin() -> None:
 
 
 def wait(wait_for_all: _Wait, seconds: float | None) -> int:
-    """Run a wait until its end, or for at most `seconds`; returns how many errors it has made MXNet forget so far.
+    """Run a wait until its end, or for at most `seconds`; returns the number of errors that MXNet has dropped so far.
 
     Parameters
     ----------
     wait_for_all : callable
-        Waits, and calls its argument for each error.
+        Waits, and calls its argument once per error.
     seconds : float or None
         None for no limit.
     """

@@ -1,4 +1,4 @@
-"""WorkersLost: the error of operations after a worker has died, if the others can go on (docs/elastic.md)."""
+"""WorkersLost: the error of operations after a worker has died, if the others can continue (docs/elastic.md)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .mxnet import MXNetError, mx
 
 
 class WorkersLost(MXNetError):
-    """A worker's process has ended, and its operations have failed on all others: `run_elastic` goes on without it.
+    """A worker's process has ended, and its operations have failed on all others: `run_elastic` continues without it.
 
     Attributes
     ----------
@@ -20,7 +20,7 @@ class WorkersLost(MXNetError):
 
     Examples
     --------
-    >>> try:  # in a job without elastic training: say who is missing, and end
+    >>> try:  # in a job without elastic training: report the lost workers, and end
     ...     mykv.barrier()
     ... except mykv.WorkersLost as error:
     ...     print(f"{error.code}: lost the workers {error.ranks}")
@@ -31,8 +31,8 @@ class WorkersLost(MXNetError):
     ranks: tuple[int, ...] = ()
 
 
-# MXNet keeps only the text of an error in an array. Behind the name of a registered class it raises that class: the
-# core writes the name in front of errors whose code is "dead" (csrc/mxnet/bridge.cpp).
+# MXNet keeps only the text of an error in an array. If the text begins with the name of a registered class, it raises
+# that class: the core writes the name before errors with the code "dead" (csrc/mxnet/bridge.cpp).
 mx.base.register_error(WorkersLost)
 
 
@@ -43,7 +43,7 @@ def check() -> None:
 
 
 def any_failure(error: BaseException) -> Any:
-    """A WorkersLost in place of an error of the core or of MXNet if a worker was lost; otherwise the error."""
+    """A WorkersLost instead of an error of the core or of MXNet if a worker was lost; otherwise the error."""
     sentence = failure_detector.lost()
     if isinstance(error, WorkersLost) or not (sentence or code_of(error) == "dead"):
         return error
@@ -61,5 +61,5 @@ def of_core(error: RuntimeError) -> MXNetError:
 
 
 def code_of(error: BaseException) -> str:
-    """What kind of end an error of the core was (docs/errors.md); ``'other'`` if the error has no code."""
+    """The code of an error of the core (docs/errors.md); ``'other'`` if the error has no code."""
     return getattr(error, "code", "other")

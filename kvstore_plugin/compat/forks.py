@@ -1,8 +1,8 @@
-"""Lets a process fork while operators that are written in Python are under way.
+"""Makes forks safe while Python operators of MXNet are under way.
 
-Before a fork MXNet waits for its engine, and for the threads of such operators (mx.operator.CustomOp). The thread that
-forks holds Python's lock meanwhile. The operators need the lock too, and so do their threads when they free an
-operator. So both are waited for before, without the lock.
+Before a fork MXNet waits for its engine, and for the threads of such operators (mx.operator.CustomOp). The forking
+thread holds the GIL meanwhile, but the operators, and their threads when they free an operator, need the GIL. So this
+waits for both earlier, without the GIL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _process: int | None = None  # the one that waits
 
 
 def wait_before_forks() -> None:
-    """From now on, before each fork of this process, wait until MXNet's engine and its threads of operators are idle.
+    """Before each fork of this process, wait until MXNet's engine and its operator threads are idle.
 
     Other forks wait for the engine too, in MXNet.
     """

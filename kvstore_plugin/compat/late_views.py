@@ -1,4 +1,4 @@
-"""Deleter for views of memory, which may be destroyed at any time, also while Python exits."""
+"""Deleter for views of memory, which may be destroyed at any time, even while Python exits."""
 
 from __future__ import annotations
 

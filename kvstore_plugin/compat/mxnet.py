@@ -56,16 +56,16 @@ from mxnet.kvstore.base import KVStoreBase as KVStoreBase  # noqa: E402
 NDArray = ndarray.NDArray
 SparseNDArray = ndarray.sparse.BaseSparseNDArray
 
-# Dictionaries whose keys are Parameter.name, which has a counter of the process in it; 2.0 has no such dictionaries.
+# Dictionaries keyed by Parameter.name, which contains a counter of the process; 2.0 has no such dictionaries.
 NAME_KEYED_DICTS: tuple = (gluon.ParameterDict,) if MAJOR == 1 else ()
 
 # The module of EvalMetric.
 metric = mx.metric if MAJOR == 1 else gluon.metric
 
-# At most so many arrays go to one call of multi_all_finite; with 500 the process crashes.
+# Maximum number of arrays in one call of multi_all_finite; with 500 the process crashes.
 _MOST_INPUTS = 200
 
-# Kind, bits and lanes of the types in DLPack that a Parameter may have.
+# DLPack's kind, bits and lanes of the dtypes that a Parameter may have.
 _DLPACK_TYPES = {
     "int8": (0, 8, 1),
     "int32": (0, 32, 1),
@@ -94,7 +94,7 @@ def engine_blocks() -> bool:
 
 
 def wait_for_all(forgotten: Callable[[], None] = lambda: None) -> None:
-    """Wait until MXNet's engine is idle, and let it forget the errors that were raised nowhere.
+    """Wait until MXNet's engine is idle, and drop errors that were never raised.
 
     `forgotten` is called for each of these errors.
 
@@ -113,18 +113,18 @@ def contexts(parameter: Parameter) -> list:
 
 
 def trainer_contexts(trainer: gluon.Trainer) -> list:
-    """Devices that a Trainer has an updater for."""
+    """Devices with an updater of a Trainer."""
     return trainer._contexts if MAJOR == 1 else trainer._devices
 
 
 def trainer_of(parameter: Parameter) -> gluon.Trainer | None:
-    """The last Trainer that was made for a Parameter, or None."""
+    """The last Trainer created for a Parameter, or None."""
     trainer = parameter._trainer
     return trainer() if isinstance(trainer, weakref.ref) else trainer
 
 
 def set_trainer_contexts(trainer: gluon.Trainer, devices: list) -> None:
-    """Tell a Trainer that its parameters are on other devices now."""
+    """Tell a Trainer that its parameters have moved to other devices."""
     setattr(trainer, "_contexts" if MAJOR == 1 else "_devices", devices)
 
 
@@ -141,7 +141,7 @@ def all_finite(arrays: Sequence[NDArray]) -> bool:
 
 
 def finite_flags(arrays: Sequence[NDArray]) -> list[NDArray]:
-    """Arrays of one element: 1 if no element of some of the floating-point arrays is infinite or NaN, else 0."""
+    """Flags, each for some of the floating-point arrays: one element, 1 if all their elements are finite, else 0."""
     alike: dict[Any, list] = {}  # one call takes arrays of one dtype
     for array in arrays:
         alike.setdefault(array.dtype, []).append(array.as_nd_ndarray())
@@ -151,7 +151,7 @@ def finite_flags(arrays: Sequence[NDArray]) -> list[NDArray]:
 
 
 def forget_recorded(block: gluon.Block) -> None:
-    """Let a block, without its children, record its next pass again, and infer shapes that are not known any more."""
+    """Make a block, without its children, record its next pass again and infer missing shapes."""
     if not isinstance(block, gluon.HybridBlock):
         return
     block._clear_cached_op()
@@ -160,21 +160,21 @@ def forget_recorded(block: gluon.Block) -> None:
 
 
 def set_current_device(optimizer: Any, device_id: int) -> None:
-    """Let an optimizer count the updates of a device; it has counters for each device."""
+    """Select the device whose updates an optimizer counts; it has counters for each device."""
     (optimizer._set_current_context if MAJOR == 1 else optimizer._set_current_device)(device_id)
 
 
 def continue_counts(optimizer: Any, device_ids: Iterable[int]) -> None:
-    """Let an optimizer go on with its counts of updates on these devices, whatever device they were counted on.
+    """Carry an optimizer's counts of updates over to these devices, from any device.
 
-    MXNet counts for each number of a device, and begins with zero on another. A file of states has the numbers of the
+    MXNet counts per device number, from zero on a new device. A file of states has the numbers of the
     worker that saved it, and the other workers may have other devices.
 
     Parameters
     ----------
     optimizer : Optimizer
     device_ids : iterable of int
-        Numbers of the devices that it updates weights on; if there are none yet, the optimizer's own.
+        Numbers of the devices on which it updates weights; if there are none yet, the optimizer's own.
     """
     known = getattr(optimizer, "_all_index_update_counts", None) or {0: optimizer._index_update_count}
     counts: dict = {}
@@ -187,12 +187,12 @@ def continue_counts(optimizer: Any, device_ids: Iterable[int]) -> None:
 
 
 def counted_together(optimizer: Any) -> int:
-    """How many keys of one dtype an updater lets this optimizer count before it asks the schedule for their rates."""
+    """Number of keys of one dtype that an updater counts before it asks this optimizer's schedule for their rates."""
     names = ("SGD", "LARS", "LAMB", "LANS", "AdamW", "AdaBelief") if MAJOR == 2 else ("SGD", "LARS")
     kinds = tuple(getattr(mx.optimizer, name) for name in names if hasattr(mx.optimizer, name))
     if not isinstance(optimizer, kinds) or not getattr(optimizer, "use_fused_step", True):
         return 1
-    return int(min(max(1, optimizer.aggregate_num), 1 << 30))  # MXNet 2.0 knows numpy.inf for all keys
+    return int(min(max(1, optimizer.aggregate_num), 1 << 30))  # in MXNet 2.0 numpy.inf means all keys
 
 
 def fill_with_zeros(array: NDArray) -> None:
@@ -206,7 +206,7 @@ def fill_with_zeros(array: NDArray) -> None:
 
 
 def hold_all_rows(array: SparseNDArray) -> None:
-    """Let a row_sparse array hold all of its rows, since MXNet's optimizers update no other; missing rows are zeros."""
+    """Make a row_sparse array hold all rows, since MXNet's optimizers update no missing rows; they become zeros."""
     if array.indices.shape[0] == array.shape[0]:
         return
     with autograd.pause():

@@ -1,8 +1,8 @@
-"""What this package replaces in MXNet: one decorator, and the table that docs/reference/mxnet.md shows.
+"""Replacements of MXNet's functions: the decorator, and the table for docs/reference/mxnet.md.
 
 A replacement is in place from the import of the package on if a program may use the original before any code of this
 package runs. The first init(), which each store and trainer calls, puts all other replacements in place. No name is
-replaced twice, also if a module is imported or reloaded a second time.
+replaced twice, even if a module is imported or reloaded a second time.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _MARK = "_replaced_by_mykv"
 class Patch(NamedTuple):
     """A replacement of one name of MXNet."""
 
-    owner: str  # module, class or object that has the name, as MXNet's attribute
+    owner: str  # module, class or object that holds the name, as an attribute of mxnet
     name: str
     releases: tuple[int, ...]  # major numbers of the releases in which it is replaced
     when: str  # AT_IMPORT or AT_INIT
     why: str
     does: str
-    undone_by: str  # after what, or for which calls, MXNet's own function works alone
+    undone_by: str  # when, or for which calls, MXNet's own function runs unchanged
     replacement: Callable
     makes: bool  # the replacement returns the new value of the name
 
 
 _table: dict[str, Patch] = {}
-# What has the names, as it was at import: a program may put `gluon.Trainer = DistributedTrainer` before init().
+# The owners of the names at import: a program may set `gluon.Trainer = DistributedTrainer` before init().
 _owners: dict[str, Any] = {}
 # For each replacement: the owner, the name, the original, and whether the owner itself (not a base class) had the name.
 _replaced: list[tuple[Any, str, Any, bool]] = []
@@ -51,7 +51,7 @@ def replaces(
     releases: Sequence[int] = (1, 2),
     makes: bool = False,
 ) -> Callable[[Callable], Callable]:
-    """Let a function take the place of attributes of MXNet.
+    """Replace attributes of MXNet by a function.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def replaces(
 
 
 def install() -> None:
-    """Put the replacements in place that wait for the first init()."""
+    """Install the replacements that are due at the first init()."""
     for patch in _table.values():
         _put(patch)
 

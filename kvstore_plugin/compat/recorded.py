@@ -1,10 +1,9 @@
-"""Operations of this package in the graph that autograd.record() makes.
+"""Adds operations of this package to the graph of autograd.record().
 
 MXNet calls the backward function in threads that it keeps for operators written in Python, when the gradients of the
-outputs are ready. The function pushes operations into the engine and returns: it waits for nothing.
+outputs are ready. The function pushes operations into the engine and returns: it does not block.
 
-mx.autograd.Function does the same, but it loses a gradient that is to be added to an earlier gradient
-(``grad_req='add'``), and its errors have no text.
+mx.autograd.Function would do the same, but it loses gradients with ``grad_req='add'``, and its errors have no text.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from ..world import core as core_loader
 from . import arrays, forks
 from .mxnet import MXNetError, NDArray, autograd, mx
 
-# How MXNet wants a gradient.
+# MXNet's request types for gradients.
 _NOTHING, _ADDED = (0, "null"), (3, "add")
 
 Backward = Callable[[Sequence[NDArray], Sequence[NDArray]], None]
 
 
 def is_recorded(array: NDArray) -> bool:
-    """Whether autograd knows an array: a gradient is attached to it, or it is a recorded result. Waits for nothing."""
+    """Whether autograd knows an array: it has an attached gradient, or is a recorded result. Does not block."""
     try:
         autograd.get_symbol(array)
     except MXNetError:
@@ -42,17 +41,17 @@ def variable(like: NDArray) -> NDArray:
 
 
 def record(inputs: Sequence[NDArray], outputs: Sequence[NDArray], backward: Backward) -> list[NDArray]:
-    """Record an operation that has run, or runs, outside of what MXNet knows. Only inside autograd.record().
+    """Record an operation that runs without MXNet's knowledge. Only inside autograd.record().
 
     Parameters
     ----------
     inputs : sequence of NDArray
-        At least one that autograd knows.
+        At least one must be known to autograd.
     outputs : sequence of NDArray
         New arrays of the operation.
     backward : callable
-        Is called with the gradients of the outputs and the arrays for the gradients of the inputs, all of mx.nd, which
-        it writes by operations of the engine. An exception becomes an error of these arrays.
+        Called with the gradients of the outputs and the arrays for the gradients of the inputs, all of mx.nd, which it
+        writes by operations of the engine. An exception becomes an error of these arrays.
 
     Returns
     -------
@@ -86,7 +85,8 @@ def record(inputs: Sequence[NDArray], outputs: Sequence[NDArray], backward: Back
 
 @contextlib.contextmanager
 def written(targets: Sequence[NDArray], asked: Sequence[Any]) -> Iterator[list[NDArray]]:
-    """A context in which the arrays are to be written, from which an operator in Python takes what MXNet asks for.
+    """Context manager that yields the arrays to write for a Python operator, and adds them to the targets if MXNet
+    asks.
 
     An exception becomes an error of the targets.
 
@@ -95,7 +95,7 @@ def written(targets: Sequence[NDArray], asked: Sequence[Any]) -> Iterator[list[N
     targets : sequence of NDArray
         The outputs of the operator.
     asked : sequence of int or str
-        How MXNet wants each, as numbers or names.
+        MXNet's request for each, as numbers or names.
     """
     targets = [array.as_nd_ndarray() for array in targets]
     try:
@@ -114,12 +114,12 @@ def written(targets: Sequence[NDArray], asked: Sequence[Any]) -> Iterator[list[N
 
 
 def fail(array: NDArray, reason: str) -> None:
-    """Let an array carry an error with this text."""
+    """Make an array carry an error with this text."""
     core_loader.load().push_failing(array.handle.value, reason)
 
 
 def _view(array: NDArray) -> NDArray:
-    """A view of all of an array, whose gradient is an array of its own in the usual layout.
+    """A view of a whole array, whose gradient is a separate array in the default layout.
 
     It is a slice, since the gradient of a slice is always a copy; that of a reshape may be the same memory.
     """
@@ -128,7 +128,7 @@ def _view(array: NDArray) -> NDArray:
 
 
 def _may_have_a_layout(array: NDArray) -> bool:
-    """Whether an operator may leave the gradient of an array in a layout of oneDNN: vectors and matrices have none."""
+    """Whether an operator may leave the gradient of an array in a oneDNN layout; not for vectors and matrices."""
     return (
         array.size > 0
         and len(array.shape) > 2
@@ -149,7 +149,7 @@ _DeleteFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 class _Entry(NamedTuple):
-    """What MXNet refers to until it frees the recorded operation."""
+    """The objects that MXNet refers to until it frees the recorded operation."""
 
     backward: Backward
     callbacks: Any

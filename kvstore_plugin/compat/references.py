@@ -1,8 +1,8 @@
-"""Whether something else holds an array: how often MXNet's library refers to its memory, and to it as a variable.
+"""Finds out whether anything else holds an array: counts MXNet's references to its memory, and to it as a variable.
 
-MXNet tells neither, so the counters of its smart pointers are read where they lie: an NDArray of the library begins
-with a std::shared_ptr to its memory, and has a std::shared_ptr to its node in recorded graphs. The first use looks for
-the second one, and tries both on arrays of its own. They are only read.
+MXNet reports neither, so this reads the counters of its smart pointers in memory: an NDArray of the library begins with
+a std::shared_ptr to its memory, and has a std::shared_ptr to its node in recorded graphs. The first use locates the
+second pointer, and checks both on its own arrays.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Callable
 from .mxnet import NDArray, autograd, mx
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
-_WORDS = 24  # of an NDArray of the library, which has more in both releases
-_PATIENCE_S = 0.5  # the engine lets go of arrays some time after their operations
+_WORDS = 24  # of an NDArray of the library, which is larger in both releases
+_PATIENCE_S = 0.5  # the engine releases arrays some time after their operations
 
 
 def are_known() -> bool:
@@ -25,24 +25,24 @@ def are_known() -> bool:
 
 
 def of_memory(array: NDArray) -> int:
-    """How many arrays of the library share the memory of an array: slices, arrays in cached graphs, and so on."""
+    """Number of the library's arrays that share an array's memory: slices, arrays in cached graphs, and so on."""
     return _count(array.handle.value)
 
 
 def of_variable(array: NDArray) -> int:
-    """How many arrays and recorded graphs refer to an array as a variable of autograd; 0 if it has no gradient."""
+    """Number of arrays and recorded graphs that refer to an array as an autograd variable; 0 if it has no gradient."""
     place = _place_of_node()
     assert place is not None
     return _count(array.handle.value + place)
 
 
 def of_a_gradient() -> int:
-    """`of_memory` of a gradient that only its Parameter and autograd hold."""
+    """The value of `of_memory` for a gradient that only its Parameter and autograd hold."""
     return 3
 
 
 def settle(holds: Callable[[], bool]) -> None:
-    """Wait a moment until `holds` is true: the engine frees what its operations have used when it comes to it."""
+    """Wait briefly until `holds` is true: the engine releases its operations' arrays with a delay."""
     until = time.monotonic() + _PATIENCE_S
     while not holds() and time.monotonic() < until:
         time.sleep(0.002)
@@ -56,7 +56,7 @@ def _count(pointer: int) -> int:
 
 @functools.lru_cache(maxsize=None)
 def _place_of_node() -> int | None:
-    """Where an NDArray of the library has its node, in bytes; None if this build of MXNet is unlike those we know."""
+    """Offset of an NDArray's node in bytes; None for an unknown build of MXNet."""
     variable, gradient = mx.nd.zeros((2, 3)), mx.nd.zeros((2, 3))
     variable.wait_to_read()
     gradient.wait_to_read()

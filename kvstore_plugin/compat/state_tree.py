@@ -10,7 +10,7 @@ from .mxnet import NDArray, SparseNDArray, mx
 
 
 class Leaf(NamedTuple):
-    """Stands for an array in the description of a state."""
+    """Placeholder for an array in the description of a state."""
 
     shape: tuple
     dtype: Any
@@ -35,7 +35,7 @@ def described_array(array: NDArray, also_sparse: bool = False) -> Leaf:
 
 
 def mapped(state: Any, function: Callable[[Any], Any], kind: type | tuple = NDArray) -> Any:
-    """A state in which each array (each object of type `kind`) is replaced by `function` of it."""
+    """A state with each array (each object of type `kind`) replaced by the result of `function`."""
     if isinstance(state, kind):
         return function(state)
     if type(state) in (tuple, list):

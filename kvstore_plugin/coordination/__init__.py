@@ -1,1 +1,1 @@
-"""How ranks agree: operations of a process set, labels, names, the deadlock check, process sets."""
+"""Coordination of ranks: operations of a process set, labels, names, the deadlock check, process sets."""

@@ -1,4 +1,4 @@
-"""Small exchanges by which the ranks of a process set check that they are about to do the same.
+"""Small exchanges in which the ranks of a process set check that they agree.
 
 Operations are matched by name, so ranks with different names would deadlock. The exchanges block until all ranks have
 called them (operation.py). A step of ordinary training makes none.
@@ -21,14 +21,14 @@ _MOST_SHOWN = 5  # names in an error
 def extremes(
     process_set: ProcessSet, name: str, numbers: Sequence[int], label: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each number the smallest and the largest that a rank has passed.
+    """The minimum and the maximum of each number over the ranks.
 
     Parameters
     ----------
     process_set : ProcessSet
         The ranks that take part.
     name : str
-        What the ranks are matched by.
+        The name by which the ranks are matched.
     numbers : sequence of int
         Equally many on all ranks, of 64 bits.
     label : str, optional
@@ -62,20 +62,20 @@ def check_names(
     process_set : ProcessSet
         The ranks that take part.
     exchange_name : str
-        The name that the exchange itself goes under.
+        The name of the exchange itself.
     names : sequence of str
         The names to compare.
     what : str
-        What the names are, for the error, for example ``'parameters of trainer0'``.
+        Description of the names for the error, for example ``'parameters of trainer0'``.
     label : str, optional
         As for `extremes`.
     shown : sequence of str, optional
-        What the error shows in place of the names, where the user knows them by others too.
+        Names to show in the error instead, if the user knows other names.
 
     Raises
     ------
     RuntimeError
-        The names differ; the error says how many names this rank and the others have, and the last of this rank's.
+        The names differ; the error shows the numbers of names of this rank and the others, and the last of this rank's.
     MXNetError
         As for `extremes`.
     """
@@ -99,11 +99,11 @@ def check_options(process_set: ProcessSet, exchange_name: str, options: Sequence
     process_set : ProcessSet
         The ranks that take part.
     exchange_name : str
-        The name that the exchange itself goes under.
+        The name of the exchange itself.
     options : sequence of str
         Such as ``"num_groups=0"``.
     what : str
-        What the options are of, for the error, for example ``'trainer0'``.
+        Owner of the options for the error, for example ``'trainer0'``.
 
     Raises
     ------
@@ -139,14 +139,14 @@ def first_that_differs(met: np.ndarray) -> int | None:
 
 
 def bytes_of_rank(process_set: ProcessSet, exchange_name: str, mine: np.ndarray | None, root: int) -> np.ndarray:
-    """The bytes that the set's rank `root` passes, on all ranks of the set. Waits for all.
+    """Send the bytes of the set's rank `root` to all ranks of the set. Waits for all.
 
     Parameters
     ----------
     process_set : ProcessSet
         The ranks that take part.
     exchange_name : str
-        The name that the exchange itself goes under.
+        The name of the exchange itself.
     mine : ndarray of uint8, or None
         Only the root's is used.
     root : int
@@ -172,13 +172,13 @@ def bytes_of_rank(process_set: ProcessSet, exchange_name: str, mine: np.ndarray 
 
 
 def _of_rank(process_set: ProcessSet, exchange_name: str, text: str, root: int) -> str:
-    """The text that a rank passes, on all ranks of the set."""
+    """Send the text of a rank to all ranks of the set."""
     mine = np.frombuffer(text.encode(), dtype=np.uint8)
     return bytes_of_rank(process_set, exchange_name, mine, root).tobytes().decode()
 
 
 def as_integers(numbers: Sequence[float]) -> list[int]:
-    """The bits of some numbers, for an exchange of integers."""
+    """Reinterpret floats as integers, for an exchange."""
     return np.array(numbers, dtype=np.float64).view(np.int64).tolist()
 
 

@@ -1,14 +1,14 @@
-"""Circular waits: workers that wait for each other in operations that MXNet's engine holds end with an error on all.
+"""Detects circular waits: workers that wait for each other in operations in MXNet's engine get an error on all ranks.
 
 A rank in `asnumpy()` or `waitall()` waits in MXNet's engine, where no code of this package runs. So each rank has a
-thread that looks once in a second whether the script is in such a wait. After some seconds the thread tells the
-other ranks for which ranks each operation of this rank waits. If all ranks stand, they have all told each other, and
-compute the same: ranks of which every operation waits for another of these ranks can never go on.
+thread that checks once a second whether the script is in such a wait. After some seconds the thread reports to the
+other ranks for which ranks each of its operations waits. Once all ranks have reported, they compute the same result: a
+set of ranks in which every operation waits for another rank of the set can never continue.
 
-Where another thread of a script may go on, nothing is certain: that rank tells its operations shortly before the stall
-watch would warn of them, and all ranks warn with what they all have told.
+If another thread of a script may continue, a deadlock is not certain: that rank reports its operations shortly before
+the stall watch would warn about them, and all ranks only warn, with all reports.
 
-A rank that goes on takes its part back. All ranks tell twice, so that no rank decides by what was true before. Programs
+A rank that continues withdraws its report. All ranks report twice, so that no decision rests on stale reports. Programs
 whose ranks do not wait for seconds exchange nothing.
 """
 
@@ -35,13 +35,13 @@ _log = logging.getLogger("kvstore_plugin")
 
 _SCOPE = "world/circle"  # csrc/runtime/stall_watch.cpp leaves these operations out of its messages
 _LOOK_EVERY_S = 1.0
-_PATIENCE_S = 4.0  # the script has stood so long when this rank tells the others
-_PATIENCE_WITH_GPU_S = 60.0  # a thread that waits for a GPU sleeps, as a thread that waits for other ranks does
+_PATIENCE_S = 4.0  # wait of the script after which this rank reports
+_PATIENCE_WITH_GPU_S = 60.0  # a thread that waits for a GPU sleeps, like one that waits for other ranks
 _POLL_S = 0.2
-_BYTES = 2048  # of what a rank tells
+_BYTES = 2048  # of a rank's report
 _MOST_LETTERS = 200  # of the user's call
 _WARN_BEFORE = 0.8  # of MYKV_STALL_WARN_S
-_END_S = 5.0  # for which ranks wait at most until all have given up
+_END_S = 5.0  # longest wait until all ranks have given up
 _JOIN_S = 10.0
 
 # Functions that wait in the engine or in the core, by the last part of their files' names.
@@ -62,7 +62,7 @@ _ended = threading.Event()
 
 
 class _Left(Exception):
-    """This rank leaves, or another rank has left."""
+    """Raised if this rank leaves or another rank has left."""
 
 
 class _Watch(process.Follower):
@@ -75,7 +75,7 @@ class _Watch(process.Follower):
         _thread.start()
 
     def leaving(self) -> None:
-        """Stop before Python exits: then a thread that is in the core never returns from it."""
+        """Stop before Python exits: a thread in the core would never return."""
         global _thread
         if _thread is not None:
             _ended.set()
@@ -99,7 +99,7 @@ def _run(core: Any) -> None:
             met = _tell(core, f"{_SCOPE}/first", state, has_gone_on)
             if met is None:
                 continue
-            # All ranks stood when they told. What is true now counts.
+            # All ranks were blocked when they reported; check whether they still are.
             told_at = time.monotonic()
             state = _state(stands) if stands.look() else None
             now = _tell(core, f"{_SCOPE}/second", state or slow.state(), lambda: False)
@@ -118,17 +118,17 @@ def _patience() -> float:
 
 
 class _Stands:
-    """How long the main thread has stood in one wait."""
+    """Measures how long the main thread has been in one wait."""
 
     def __init__(self) -> None:
         self._place: Any = None
         self._since = 0.0
 
     def look(self) -> float:
-        """For how many seconds the main thread has stood in the present wait; 0: it does not wait."""
+        """Seconds of the main thread in its current wait; 0: it does not wait."""
         frame = sys._current_frames().get(threading.main_thread().ident)
         while frame is not None and not _is_wait(frame.f_code) and frame.f_code.co_filename.startswith(_PACKAGE):
-            frame = frame.f_back  # within the wait of this package, which looks for signals and deadlocks
+            frame = frame.f_back  # inside this package's own wait, which checks for signals and deadlocks
         place = (id(frame), id(frame.f_back)) if frame is not None and _is_wait(frame.f_code) else None
         if place is None or place != self._place:
             self._place, self._since = place, time.monotonic()
@@ -140,9 +140,9 @@ class _Stands:
 
 
 class _SlowOperations:
-    """Operations that have waited for long, in a script in which another thread may go on. They only get a warning.
+    """Operations that have waited long in a script in which another thread may continue. They only cause a warning.
 
-    The ranks tell each other of them shortly before the stall watch warns, since that knows its own rank's half alone.
+    Ranks report them shortly before the stall watch warns, since the stall watch knows only its own rank's half.
     """
 
     def __init__(self) -> None:
@@ -151,9 +151,9 @@ class _SlowOperations:
         self._longest = 0.0
 
     def have_gone_on(self) -> bool:
-        """Whether no operation has waited for long any more."""
+        """Whether no operation is in a long wait any more."""
         now = time.monotonic()
-        if now - self._looked >= _LOOK_EVERY_S:  # between hosts a look is a question to all hosts
+        if now - self._looked >= _LOOK_EVERY_S:  # with several hosts each look queries all hosts
             self._looked = now
             self._longest = max((seconds for _, seconds, _ in _waiting(self._begin)), default=0.0)
             if self._longest == 0.0:
@@ -161,13 +161,13 @@ class _SlowOperations:
         return self._longest == 0.0
 
     def state(self) -> dict[str, Any] | None:
-        """What this rank tells; None if no operation has waited long enough since the last warning."""
+        """This rank's report; None if no operation has waited long enough since the last warning."""
         if not self._begin or deadlock_check.has_no_other_thread(threading.main_thread()) or self.have_gone_on():
             return None
         return _told(self._least, is_certain=False) if self._longest >= self._least else None
 
     def warn(self, states: Sequence[dict[str, Any] | None]) -> None:
-        """Log the halves of ranks that wait for each other unless a thread goes on."""
+        """Log the reports of ranks that wait for each other, unless a thread continues."""
         circle = in_circle([None if state is None else state["waits"] for state in states])
         self._least = 2 * max(self._longest, self._begin)
         if circle and self._begin:
@@ -179,14 +179,14 @@ def _is_wait(code: Any) -> bool:
 
 
 def _state(stands: _Stands) -> dict[str, Any] | None:
-    """What this rank tells: for which ranks its operations wait, and where its script stands. None: it may go on."""
+    """This rank's report: the ranks its operations wait for, and the script's line. None: it may continue."""
     if not deadlock_check.has_no_other_thread(threading.main_thread()) or _runs_custom_operator() or not _is_idle():
         return None
     return _told(0.0, is_certain=True)
 
 
 def _waiting(least_seconds: float) -> list[tuple[str, float, list[int]]]:
-    """The operations of this rank that have waited so long: their names, for how long, and for which ranks."""
+    """This rank's operations in a long wait: name, seconds, and the ranks they wait for."""
     return [
         (name, seconds, sorted(missing))
         for process_set in joined()
@@ -213,7 +213,7 @@ def _told(least_seconds: float, is_certain: bool) -> dict[str, Any] | None:
 
 
 def _runs_custom_operator() -> bool:
-    """Whether a thread of MXNet's engine runs an operator written in Python that does not wait for other ranks."""
+    """Whether a thread of MXNet's engine runs a Python operator that does not wait for other ranks."""
     for frame in sys._current_frames().values():
         waits = False
         while frame is not None:
@@ -225,7 +225,7 @@ def _runs_custom_operator() -> bool:
 
 
 def _is_idle() -> bool:
-    """Whether no other thread of this process computes, reads a disk or waits for its turn on a core."""
+    """Whether no other thread of this process is running, in disk wait or runnable."""
     own = str(threading.get_native_id())
     busy = 0
     for _ in range(5):
@@ -238,7 +238,7 @@ def _is_idle() -> bool:
 
 
 def _standing() -> tuple[int | None, Any]:
-    """The thread that waits, the main thread if several do or none does, and its frame."""
+    """The waiting thread (the main thread if there are several or none) and its frame."""
     main = threading.main_thread().ident
     frames = sys._current_frames()
     for thread, innermost in sorted(frames.items(), key=lambda item: item[0] != main):
@@ -251,7 +251,7 @@ def _standing() -> tuple[int | None, Any]:
 
 
 def _place_in_script(frame: Any) -> str:
-    """The innermost line of a thread that is neither MXNet's nor this package's."""
+    """The innermost line of a thread outside of MXNet and this package."""
     inside = (os.path.dirname(os.path.abspath(mx.__file__)) + os.sep, _PACKAGE)
     while frame is not None:
         path = os.path.abspath(frame.f_code.co_filename)
@@ -264,7 +264,7 @@ def _place_in_script(frame: Any) -> str:
 def _tell(
     core: Any, name: str, state: dict[str, Any] | None, goes_on: Callable[[], bool]
 ) -> list[dict[str, Any] | None] | None:
-    """What all ranks tell; None if a rank went on before all had told."""
+    """All ranks' reports; None if a rank continued before all had reported."""
     text = json.dumps(state).encode()
     if len(text) > _BYTES:
         text = b"null"
@@ -280,7 +280,7 @@ def _tell(
             if code != "given_up":
                 raise _Left from None
             if core.rank() in ranks and not goes_on():
-                continue  # the call was given up before this rank came: the next turn
+                continue  # the call was given up before this rank arrived: take the next turn
             return None
         return [json.loads(bytes(row).rstrip(b"\0").decode()) for row in result.view(np.uint8)]
 
@@ -299,7 +299,7 @@ def _wait(core: Any, name: str, work: Any, goes_on: Callable[[], bool]) -> None:
 def _meet_after_end(core: Any) -> None:
     """Wait until all ranks of a circle have given up, even if the script ends meanwhile.
 
-    Otherwise the operations of the other ranks would fail since this rank has left, not with both halves.
+    Otherwise the other ranks' operations would fail because this rank has left, not with both reports.
     """
     numbers, sums = np.zeros(1), np.zeros(1)
     name = f"{_SCOPE}/end"
@@ -312,13 +312,14 @@ def _meet_after_end(core: Any) -> None:
 
 
 def _end_circle(core: Any, states: Sequence[dict[str, Any] | None], told_at: float) -> bool:
-    """Give up the operations in which the ranks of a circle waited when they told; whether there is a circle.
+    """Give up the operations in which the ranks of a circle waited when they reported. Returns whether there is a
+    circle.
 
-    Another rank may have given up the operation in which this rank waited. Then this rank has gone on, and what it has
-    begun since belongs to no circle: the other ranks come there as soon as they have their error.
+    Another rank may have given up the operation in which this rank waited. Then this rank has continued, and its newer
+    operations belong to no circle: the other ranks arrive there once they have their error.
 
-    An operation that was given up has failed for all ranks, also for a rank that had not come yet: it gets the error
-    when it comes. If it did not, its call would be matched with a later call of the other ranks.
+    An operation that was given up has failed for all ranks, including a rank that has not arrived yet: it gets the
+    error when it arrives. If it did not, its call would be matched with a later call of the other ranks.
     """
     circle = in_circle([state["waits"] if state is not None and state["is_certain"] else None for state in states])
     if not circle:
@@ -343,17 +344,17 @@ def _text(circle: Sequence[int], states: Sequence[Any], unless: str = "") -> str
 
 
 def in_circle(waits: Sequence[Sequence[Sequence[int]] | None]) -> list[int]:
-    """The ranks that can never go on.
+    """The ranks that can never continue.
 
     Parameters
     ----------
     waits : sequence
-        For each rank the ranks that each of its operations waits for; None for a rank that may go on by itself.
+        For each rank the ranks that each of its operations waits for; None for a rank that may continue by itself.
 
     Returns
     -------
     list of int
-        The largest set of ranks of which each operation waits for a rank of the set.
+        The largest set of ranks in which each operation waits for a rank of the set.
     """
     stuck = {rank for rank, one in enumerate(waits) if one}
     while True:
@@ -371,7 +372,7 @@ def _half(rank: int, state: dict[str, Any]) -> str:
 
 
 def _called(name: str, call: str) -> str:
-    """The user's call for the name of an operation; `call` is the call with which the script meets there."""
+    """The user's call for the name of an operation. `call`: the script's call that meets under the name."""
     checkpoint, trainer = _CHECKPOINT.match(name), _TRAINER.match(name)
     if checkpoint:
         owner = checkpoint["owner"]

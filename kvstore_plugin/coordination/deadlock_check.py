@@ -1,15 +1,15 @@
-"""Deadlock check: steps of trainers and calls that wait must come in the same order on all ranks; if not, an error.
+"""Deadlock check: raises an error unless trainers' steps and blocking calls come in the same order on all ranks.
 
-A worker with less data than the others leaves its training loop and goes on to the evaluation. It waits for the others
-in, say, barrier(), and they wait for its gradients: a deadlock. So a rank that waits for long asks whether other ranks
-have begun a step of a trainer that this rank has not begun. If all ranks had the same order, that could not be: a rank
-in a call that waits has begun all steps before the call, and no rank has begun a step behind it.
+A worker with less data than the others leaves its training loop and continues with the evaluation. It waits for the
+others in, say, barrier(), and they wait for its gradients: a deadlock. So a rank in a long wait asks whether other
+ranks have begun a step of a trainer that this rank has not begun. With the same order on all ranks that is impossible:
+a rank in a blocking call has begun all steps before the call, and no rank has begun a step after it.
 
-Then all ranks get an error: in the call that waits, and in the gradients of the step. A rank that had not come to this
-call gets the same error in its next call that waits. In the same way a rank that waits finds ranks that save the states
+Then all ranks get an error: in the blocking call, and in the gradients of the step. A rank that had not reached this
+call gets the same error in its next blocking call. In the same way a rank that waits finds ranks that save the states
 of an optimizer without it, and ranks that wait in a call of another process set.
 
-Only members of the call's process set count: other ranks may go on while the members are in the call.
+Only members of the call's process set count: other ranks may continue while the members are in the call.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ..world.process_set import joined
 
 # For each trainer the thread that took its last step; None before the first step.
 _threads: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
-# For each trainer how to find the ranks that wait in a step of it, and how to refuse that step.
+# For each trainer: functions to find the ranks that wait in a step of it, and to refuse that step.
 _calls: weakref.WeakKeyDictionary[Any, tuple[Callable, Callable]] = weakref.WeakKeyDictionary()
 
-# Remedies for workers that wait for each other; of circular waits too.
+# Remedies for workers that wait for each other, including circular waits.
 SAVE_TOGETHER = "Call save_states() and load_states() on all workers, not under `if rank == 0:`"
 EQUAL_BATCHES = (
     "give all the same number of batches, as a DistributedSampler does, or put `with join(trainer):` around the "
@@ -51,7 +51,7 @@ _EQUAL_TRAINERS = f"{TRAINERS_DIFFER}."
 
 _EQUAL_ORDER = "make calls that wait in the same order on all workers, also calls of different process sets."
 
-# For each process set the thread that made its last call that waits.
+# For each process set the thread of its last blocking call.
 _callers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 # For each thread the last operation in which it met other ranks: its name, and the user's call.
@@ -62,7 +62,7 @@ _checkpoints: dict[str, tuple[Any, weakref.ref]] = {}
 
 
 def register(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callable[[Any, str], None]) -> None:
-    """Note that there is a trainer.
+    """Register a trainer.
 
     Parameters
     ----------
@@ -70,20 +70,20 @@ def register(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Calla
     awaited_by : callable
         Given the trainer, returns the ranks that have begun a step that this rank has not begun.
     refuse : callable
-        Given the trainer and a reason, lets that step fail on the other ranks.
+        Given the trainer and a reason, makes that step fail on the other ranks.
     """
     _threads[trainer] = None
     _calls[trainer] = (awaited_by, refuse)
 
 
 def note_step(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callable[[Any, str], None]) -> None:
-    """Note that this thread takes a step of a trainer, also of a copy that was not registered; as `register`."""
+    """Record that this thread takes a step of a trainer, even of an unregistered copy; arguments as in `register`."""
     _threads[trainer] = threading.get_ident()
     _calls[trainer] = (awaited_by, refuse)
 
 
 def failed(error: BaseException) -> None:
-    """After a failed call that waits: if ranks that save states were the reason, let their save fail too."""
+    """After a failed blocking call: if ranks that save states were the cause, make their save fail too."""
     if errors.code_of(error) != "deadlock":
         return
     with contextlib.suppress(RuntimeError):
@@ -101,32 +101,32 @@ def _who_waits(name: str, process_set: Any) -> list[int]:
 
 
 def meeting_name(scope: str) -> str:
-    """What the workers of a store or trainer are matched by when they save or load optimizer states."""
+    """The name by which the workers of a store or trainer are matched when they save or load optimizer states."""
     return f"{scope}/checkpoint"
 
 
 def saves_states(owner: Any, scope: str, process_set: Any) -> None:
-    """Note that the workers of a process set save and load the optimizer states of a store or trainer together.
+    """Register a store or trainer whose optimizer states the workers of a process set save and load together.
 
-    That lasts as long as `owner`, an object that all copies of the store or trainer share.
+    Valid for the lifetime of `owner`, an object that all copies of the store or trainer share.
     """
     name = meeting_name(scope)
     _checkpoints[name] = process_set, weakref.ref(owner, functools.partial(_forget_states, name))
 
 
 def _forget_states(name: str, owner: weakref.ref) -> None:
-    """The owner is gone; since a later init() another object may have the name."""
+    """The owner was deleted; after a later init() another object may have the name."""
     if _checkpoints.get(name, (None, None))[1] is owner:
         del _checkpoints[name]
 
 
 def waiting_name(process_set: Any) -> str:
-    """The name by which calls that wait are matched."""
+    """The name by which blocking calls are matched."""
     return f"{process_set._scope}/waiting"
 
 
 def note_waiting_call(turn: Any) -> None:
-    """Note that this thread meets other ranks, maybe in a call that waits."""
+    """Record that this thread meets other ranks, possibly in a blocking call."""
     _met[threading.get_ident()] = turn.name, turn.call
     if turn.name == waiting_name(turn.process_set):
         _callers[turn.process_set] = threading.get_ident()
@@ -139,9 +139,10 @@ def call_of(thread: int | None, name: str) -> str:
 
 
 def look(turn: Any) -> Callable[[], None] | None:
-    """Give up a call that waits, on all ranks, if members of its set have begun what this thread begins after the call.
+    """Give up a blocking call on all ranks if members of its set have begun an operation that this thread begins after
+    it.
 
-    The call may have succeeded meanwhile. Then the other ranks have gone on, and this rank follows later.
+    The call may have succeeded meanwhile. Then the other ranks have continued, and this rank follows.
 
     Parameters
     ----------
@@ -151,7 +152,7 @@ def look(turn: Any) -> Callable[[], None] | None:
     Returns
     -------
     callable or None
-        Refuses what the other ranks have begun; to be called without arguments if the call fails.
+        Refuses the operation that the other ranks have begun; to be called without arguments if the call fails.
     """
     try:
         members = set(turn.process_set.ranks or ())
@@ -167,7 +168,7 @@ def look(turn: Any) -> Callable[[], None] | None:
     return None
 
 
-# Ranks that have begun something without this thread, what it is, and how to refuse it with a reason.
+# Ranks that have begun an operation without this thread, its description, and a function to refuse it.
 _Begun = Iterator[Tuple[Iterable[int], str, Callable[[str], None]]]
 
 
@@ -180,7 +181,7 @@ def _steps(turn: Any) -> _Begun:
             ranks = awaited_by(trainer)
         except ValueError:  # its process set was removed
             continue
-        in_step = turn.name != waiting_name(turn.process_set)  # of a trainer, in place of a call of the user
+        in_step = turn.name != waiting_name(turn.process_set)  # names a trainer, instead of a user's call
         advice = getattr(trainer, "_when_steps_differ", _EQUAL_TRAINERS if in_step else _EQUAL_STEPS)
         what = f"in a step of a trainer that rank {process.rank()} has not taken: {advice}"
         yield ranks, what, functools.partial(refuse, trainer)
@@ -195,7 +196,7 @@ def _calls_of_other_sets(turn: Any) -> _Begun:
     """Ranks that wait for this rank in a call of another set, while this rank waits for them.
 
     Of two ranks that wait for each other, the lower one gives up its call. If both did, the number of errors would
-    depend on who looks first.
+    depend on timing.
     """
     if turn.name != waiting_name(turn.process_set):
         return
@@ -221,7 +222,7 @@ def _missing(turn: Any) -> set[int]:
 
 
 def _begins_later(thread: int | None) -> bool:
-    """Whether this thread makes the next step or call, after its present call; `thread` made the last (None: none)."""
+    """Whether this thread makes the next step or call after its current one. `thread`: made the last one, or None."""
     return thread == threading.get_ident() or (thread is None and _is_alone())
 
 
@@ -231,7 +232,7 @@ def _is_alone() -> bool:
 
 
 def has_no_other_thread(thread: threading.Thread) -> bool:
-    """Whether a thread is the only one that can make calls for the user."""
+    """Whether a thread is the only thread that can make the user's calls."""
     return all(one.daemon or one is thread for one in threading.enumerate())
 
 

@@ -24,7 +24,7 @@ class HookOperations:
     bucket : str
         The name whose last turn the operations take.
     expected : int or None
-        How many operations the other ranks expect. None: they wait until they are told.
+        The number of operations that the other ranks expect. None: they wait until they are told.
     agree_on_more : callable
         Called without arguments before the hook starts more operations than expected; raises if another rank does not.
     """
@@ -33,12 +33,12 @@ class HookOperations:
         self.process_set = process_set
         self.bucket = bucket
         self.expected = expected
-        self.by_hook = 0  # how many operations the hook has started
+        self.by_hook = 0  # number of operations that the hook has started
         self.started = 0  # the same, and those that were refused
         self._agree_on_more = agree_on_more
 
     def next_of_hook(self) -> str:
-        """The name of the operation that the hook starts now.
+        """The name of the operation that the hook is starting.
 
         Raises
         ------
@@ -59,7 +59,7 @@ class HookOperations:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """A context in which this thread runs the hook."""
+        """Context manager in which this thread runs the hook."""
         before, _local.running = running(), self
         try:
             yield

@@ -1,11 +1,11 @@
 """One rank's participation in a collective: it starts the operation or tells the others why it cannot.
 
-Operations are matched by name, and under one name by the order of the calls (turns). A rank whose arguments are wrong
-must therefore take its turn too, with the reason (a refusal). Otherwise the other ranks would wait for this rank, and
-all later turns would be mismatched.
+Operations are matched by name, and under one name by the order of the calls (turns). So a rank with wrong arguments
+must take its turn too, with the reason (a refusal). Otherwise the other ranks would wait for this rank, and all later
+turns would be mismatched.
 
-Calls that wait (allgather, barrier, add_process_set and the like) all take their turns under one name of the process
-set. So ranks that wait in different calls are matched, their labels differ, and they get an error that shows both.
+Blocking calls (allgather, barrier, add_process_set and the like) all take their turns under one name of the process
+set. So ranks in different blocking calls are matched, and get an error that shows both labels.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ..world import process
 from ..world.process_set import ProcessSet, check, global_process_set
 from . import deadlock_check, hook_operations
 
-# By name: called when a turn under the name has failed, on all ranks of the process set.
+# By name: called on all ranks of the process set when a turn under the name has failed.
 when_failed: dict[str, Callable[[], None]] = {}
 
 _NEVER = object()  # sentinel: no function returns it
 
-# Priorities travel as 32 bits.
+# Priorities are sent as 32 bits.
 _LARGEST_PRIORITY = 2**31 - 1
 
 
 class Limit(NamedTuple):
-    """How long a rank waits for missing ranks, the setting that says so, and what to do about missing ranks."""
+    """How long a rank waits for missing ranks, the name of that setting, and the advice about missing ranks."""
 
     seconds: float
     setting: str
@@ -44,7 +44,7 @@ class Limit(NamedTuple):
 
 
 class Turn:
-    """A context in which an operation is checked and started; an exception before the start becomes a refusal.
+    """Context manager in which an operation is checked and started; an exception before the start becomes a refusal.
 
     Parameters
     ----------
@@ -53,14 +53,14 @@ class Turn:
     name : str
         The name by which the operation is matched; begins with the scope of the set.
     call : str
-        The call, as the other ranks read it in a refusal, for example ``"allreduce 'x'"``.
+        The call as shown to other ranks in a refusal, for example ``"allreduce 'x'"``.
     turn_of : str, optional
         The operation takes the last turn of this name; by default it takes the next turn of its own name.
 
     Raises
     ------
     ValueError
-        This process is not in the process set. No rank is told, since no rank waits for this rank.
+        This process is not in the process set. Other ranks are not told, since none waits for this rank.
     RuntimeError
         kvstore_plugin is not initialized.
     """
@@ -73,9 +73,9 @@ class Turn:
         self.core.rank()
         self.name, self.call = name, call
         self._options = {"turn_of": turn_of} if turn_of else {}
-        self._started: list[Any] = []  # what the core has returned, or a mark of the refusal; empty: the turn is open
+        self._started: list[Any] = []  # the core's result, or a mark of the refusal; empty: the turn is open
         self._agreed: Sequence[Turn] = ()
-        self.met: Any = None  # the result of the meeting in which the ranks have agreed on this turn
+        self.met: Any = None  # result of the meeting in which the ranks agreed on this turn
 
     def __enter__(self) -> Turn:
         return self
@@ -99,9 +99,9 @@ class Turn:
         self.core.refuse(self.name, reason, **self._options)
 
     def agreed(self, turns: Sequence[Turn]) -> Sequence[Turn]:
-        """Note, before `meet`, the turns that all ranks take when the meeting has succeeded, and return them.
+        """Register, before `meet`, the turns that all ranks take after a successful meeting, and return them.
 
-        An exception within this context, also one of a signal handler, refuses those that this rank has not taken.
+        An exception within this context, even from a signal handler, refuses the turns that this rank has not taken.
         """
         self._agreed = turns
         return turns
@@ -112,7 +112,7 @@ class Turn:
         Raises
         ------
         ValueError
-            The core does not take the arrays.
+            The core rejects the arrays.
         MXNetError
             The operation has failed, with an engine that runs operations at once.
         """
@@ -127,7 +127,7 @@ class Turn:
             raise ArgumentValueError(f"{error}.") from error
 
     def leave_out(self, reason: str, result: Any) -> Any:
-        """Take the turn without work, and return `result`; ranks that have work get an error with the reason."""
+        """Take the turn without work, and return `result`; ranks with work get an error with the reason."""
         self._refuse(f"{self.call}: {reason}")
         return result
 
@@ -150,18 +150,18 @@ class Turn:
     ) -> np.ndarray:
         """Wait for the other ranks, and exchange some numbers with them.
 
-        A rank that waits long checks whether other ranks wait for it in another call; then all ranks get an error.
+        In a long wait a rank checks whether other ranks wait for it in another call; then all ranks get an error.
 
         Parameters
         ----------
         label : str
-            The call, with what must be equal on all ranks.
+            The call, with all values that must be equal on all ranks.
         numbers : sequence of int, optional
             Equally many on all ranks with this label, of 64 bits.
         limit : Limit, optional
             The call is given up after this time if a rank is missing.
         look : callable, optional
-            Called without arguments now and then during the wait; may give up the call.
+            Called without arguments at intervals during the wait; may give up the call.
 
         Returns
         -------
@@ -171,7 +171,7 @@ class Turn:
         Raises
         ------
         MXNetError
-            A rank is in another call that waits or in a step, has refused, has not arrived in time, or is gone.
+            A rank is in another blocking call or in a step, has refused, has not arrived in time, or is gone.
         """
         deadlock_check.note_waiting_call(self)
         rows = np.zeros((self.core.size(), len(numbers)), dtype=np.int64)
@@ -180,7 +180,7 @@ class Turn:
         for one in self._agreed:
             one.met = result
         work = self.submit(self.core.submit_allreduce, [rows], [result], label=label)
-        refusals: list[Callable[[], None]] = []  # of what other ranks wait for in a deadlock
+        refusals: list[Callable[[], None]] = []  # of the operations that other ranks wait for in a deadlock
         try:
             if limit is not None:
                 wait(work, lambda: self._give_up(limit), limit.seconds)
@@ -201,7 +201,7 @@ class Turn:
     def _look(self, look: Callable[[], None] | None, refusals: list[Callable[[], None]]) -> None:
         if look is not None:
             look()
-        # Again and again: the core gives up a call only once the call has found room in the table of its host.
+        # Repeated, since the core gives up a call only once the call has found room in the table of its host.
         found = deadlock_check.look(self)
         if found is not None:
             refusals[:] = [found]
@@ -224,16 +224,16 @@ class Turn:
 
 
 def start(started: list, function: Callable[[], Any]) -> None:
-    """Call a function of the core without arguments, and append its result, so that no signal comes between the two.
+    """Call a function of the core without arguments and append its result, with no signal handler in between.
 
-    Python runs signal handlers between the instructions of its own code, and all of this is one instruction. An
-    exception finds `started` changed exactly if the function has run to its end.
+    Python runs signal handlers between bytecode instructions, and this is a single instruction. So after an exception
+    `started` has changed exactly if the function has completed.
     """
     started.extend(itertools.islice(iter(function, _NEVER), 1))
 
 
 def _refuse_after(meeting: Any, turns: Sequence[Turn], reason: str) -> None:
-    """Refuse the turns that are open, if the meeting that comes before them succeeds: else no rank takes them."""
+    """Refuse the open turns if the preceding meeting succeeds; otherwise no rank takes them."""
     turns = [turn for turn in turns if not turn._started]
     for turn in turns:
         turn._started.append(None)
@@ -248,7 +248,7 @@ def _refuse_after(meeting: Any, turns: Sequence[Turn], reason: str) -> None:
     if meeting.done():
         refuse()
         return
-    # The exception came in the wait, and the other ranks may come later.
+    # The exception came during the wait, and other ranks may arrive later.
     thread = threading.Thread(target=refuse, name="kvstore_plugin-refusals", daemon=True)
     _late_refusals.append(thread)
     thread.start()
@@ -258,7 +258,7 @@ _late_refusals: list[threading.Thread] = []
 
 
 def settle_refusals() -> None:
-    """Wait until earlier turns are refused; to be called behind a later meeting, which the earlier has come before."""
+    """Wait until earlier turns are refused; to be called after a later meeting, so the earlier meeting is over."""
     while _late_refusals:
         _late_refusals.pop().join()
 
@@ -303,20 +303,20 @@ def exchange(
                 return turn.meet(label, numbers, limit, look)
             except MXNetError as error:
                 if errors.code_of(error) != "given_up" or process.rank() not in error.ranks:
-                    raise  # otherwise the call was given up before this rank came: take the next turn
+                    raise  # otherwise the call was given up before this rank arrived: take the next turn
 
 
 class refusing:
-    """A context in which a rank starts an operation by the core: a turn that the core does not take is refused.
+    """Context manager in which a rank starts an operation of the core: a turn that the core rejects is refused.
 
-    It is a class, since a context made of a generator would cost 3 us more in every pushpull.
+    A class, since a generator-based context manager would cost 3 us more in every pushpull.
 
     Parameters
     ----------
     refuse : callable
         Given the reason, refuses the turn.
     what : str, optional
-        What the error is about. Then an ArgumentValueError is raised in place of the core's error.
+        Subject of the error. If given, an ArgumentValueError is raised instead of the core's error.
     """
 
     __slots__ = ("_refuse", "_what")
@@ -348,7 +348,7 @@ def named(process_set: Any, name: Any, call: str) -> Turn:
         neither a str nor an int nor None, in which case the next turn without a name is refused.
     """
     if not isinstance(process_set, ProcessSet):
-        with named(global_process_set, name, call):  # the other ranks wait there, if they name no set
+        with named(global_process_set, name, call):  # other ranks that name no set wait there
             check(process_set)
     check(process_set)
     if hook_operations.running() is not None:
@@ -362,7 +362,7 @@ def named(process_set: Any, name: Any, call: str) -> Turn:
 
 
 def _in_hook(hook: hook_operations.HookOperations, process_set: Any, name: Any, call: str) -> Turn:
-    """The turn in an operation that a communication hook starts; a name only shows up in messages."""
+    """The turn in an operation that a communication hook starts; its name only appears in messages."""
     if process_set is not hook.process_set:
         raise ArgumentValueError(
             f"{call}() in a communication hook must be over the process set of its bucket, {hook.process_set!r}, not "
@@ -372,7 +372,7 @@ def _in_hook(hook: hook_operations.HookOperations, process_set: Any, name: Any, 
 
 
 def waiting(process_set: Any, call: str) -> Turn:
-    """The turn in a call that waits for the other ranks.
+    """The turn in a blocking call.
 
     Raises
     ------
@@ -380,7 +380,7 @@ def waiting(process_set: Any, call: str) -> Turn:
         This process cannot use `process_set`, or this thread runs a communication hook.
     """
     if not isinstance(process_set, ProcessSet):
-        with waiting(global_process_set, call):  # the other ranks wait there, if they name no set
+        with waiting(global_process_set, call):  # other ranks that name no set wait there
             check(process_set)
     check(process_set)
     if hook_operations.running() is not None:
@@ -392,12 +392,12 @@ def waiting(process_set: Any, call: str) -> Turn:
 
 
 def gathering(process_set: Any, name: Any, call: str) -> Turn:
-    """The turn in an operation on which the ranks have agreed in a call that waits."""
+    """The turn in an operation on which the ranks have agreed in a blocking call."""
     return Turn(*gathered(process_set, name, call))
 
 
 def gathered(process_set: Any, name: Any, call: str) -> tuple[Any, str, str]:
-    """What a turn as that of `gathering` is made of."""
+    """The parts of a turn like that of `gathering`."""
     scope = process_set._scope
     return process_set, f"{scope}/{call if name is None else f'call/{name}'}", described(call, name)
 
@@ -422,7 +422,7 @@ def checked_priority(priority: Any) -> int:
 
 
 def described(call: str, name: Any) -> str:
-    """A call as labels and errors show it: with its name, if it has a name."""
+    """A call as shown in labels and errors, with its name if it has one."""
     return call if name is None else f"{call} {str(name)!r}"
 
 

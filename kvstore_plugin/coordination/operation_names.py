@@ -1,9 +1,9 @@
-"""How long the core keeps the turn counts of names: as long as an object of this rank may use the names.
+"""Lifetime of the core's turn counts of names: as long as an object of this rank may use the names.
 
 A rank may drop its counts of a name when it will never use that name again: then no turn of this rank can get a wrong
-number. For the other ranks nothing changes. So the counts of numbered names (stores, trainers) go with their object.
-The counts of names that a user gives to operations stay until shutdown(): a name may come again, on some ranks before
-other ranks know that its last turn has ended everywhere.
+number. Other ranks are not affected. So the counts of numbered names (stores, trainers) are dropped with their object.
+The counts of users' names for operations stay until shutdown(): a name may be reused on some ranks before other ranks
+know that its last turn has ended everywhere.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from . import operation
 
-# Up to so many calls under one name have backward passes with different names. Further calls share the names, but their
-# labels differ: operations that do not belong together fail, and are never summed.
+# Number of calls under one name whose backward passes have different names. Further calls reuse the names, but their
+# labels differ: mismatched operations fail, and are never summed.
 BACKWARD_NAMES = 256
 
 
@@ -43,28 +43,28 @@ class KeptNames:
 
 
 def forget(process_set: Any, scope: str, generation: int, comes_back: bool = False) -> None:
-    """Drop the core's counts of a scope, unless the scope comes back; not after another init()."""
-    if comes_back or generation != process.generation:  # then other objects may have these names
+    """Drop the core's counts of a scope, unless the scope may be used again; not after another init()."""
+    if comes_back or generation != process.generation:  # another object may have these names
         return
     with contextlib.suppress(RuntimeError, ValueError):  # shut down, or the set was removed
         process_set._core.forget(f"{scope}/")
 
 
 def numbered(process_set: ProcessSet, kind: str) -> str:
-    """The prefix of the operations' names for the next object of a kind that the members of a set make.
+    """The prefix of the operations' names for the members' next object of a kind.
 
     Parameters
     ----------
     process_set : ProcessSet
-        Has counts of its own, since other ranks make other objects.
+        Has its own counts, since other ranks create other objects.
     kind : str
-        What is counted, for example ``'trainer'``.
+        The counted kind, for example ``'trainer'``.
     """
     return _prefix(process_set, kind, process_set._next_number(kind))
 
 
 def counted_in(process_set: Any) -> ProcessSet:
-    """The set that counts an object with this argument `process_set`: that of all ranks where the argument is wrong."""
+    """The set that counts an object with this argument `process_set`; the set of all ranks if the argument is wrong."""
     return process_set if isinstance(process_set, ProcessSet) else global_process_set
 
 
@@ -76,15 +76,15 @@ def _prefix(process_set: ProcessSet, kind: str, number: int) -> str:
 def numbered_alike(
     turn: operation.Turn, process_set: ProcessSet, kind: str, label: str, more: Sequence[int] = ()
 ) -> tuple[str, np.ndarray]:
-    """As `numbered`, but after a meeting in which all ranks take the largest of their counts.
+    """Like `numbered`, but after a meeting in which all ranks take the largest of their counts.
 
-    The counts differ after a call that a single rank has made: the call has failed, but that rank has counted it.
+    The counts differ after a call by a single rank: the call has failed, but that rank has counted it.
 
     Returns
     -------
     str
     ndarray of int64, shape (size, len(more))
-        What the ranks have passed as `more`.
+        The ranks' values of `more`.
     """
     met = turn.meet(label, [process_set._counted().get(kind, 0), *more])
     process_set._skip_to({kind: int(met[:, 0].max())})
@@ -94,26 +94,26 @@ def numbered_alike(
 class FirstUse:
     """The name of an object, on which the members of a process set agree when they first use the object.
 
-    Made before the checks of a constructor, so that a constructor that fails is counted on all ranks.
+    Created before a constructor's checks, so that a failing constructor is counted on all ranks.
 
-    Members may have made different numbers of objects: a constructor has failed on one rank, or one rank has copied a
-    network. So no member can tell the name alone. The first use is a meeting, in which each member tells how many
-    objects it has made. With equal counts an object has the number of its creation, even if threads use several objects
-    in different orders. Otherwise the objects that meet get a new number, from which all members count on.
+    Members may have created different numbers of objects: a constructor has failed on one rank, or one rank has copied
+    a network. So no member knows the name alone. In the first use, a meeting, the members exchange their counts. With
+    equal counts an object has the number of its creation, even if threads use several objects in different orders.
+    Otherwise the objects that meet get a new number, from which all members continue to count.
 
     Parameters
     ----------
     process_set : ProcessSet
-        Has counts of its own, since other ranks make other objects. For a wrong argument the set of all ranks counts.
+        Has its own counts, since other ranks create other objects. For a wrong argument the set of all ranks counts.
     kind : str
-        What is counted, for example ``'optimizer'``.
+        The counted kind, for example ``'optimizer'``.
     call : str
         The first use, for errors, for example ``'the first update() of a DistributedOptimizer'``.
 
     Attributes
     ----------
     shown : str
-        The prefix of the names of the object's operations; before the first use the one that this rank expects.
+        The prefix of the names of the object's operations; before the first use the prefix that this rank expects.
     """
 
     def __init__(self, process_set: Any, kind: str, call: str) -> None:
@@ -136,34 +136,34 @@ class FirstUse:
             if self.is_due():
                 told = np.array([self.told()])
                 if one.size() > 1:
-                    name = f"{one._scope}/first use of {self._kind}"  # not that of calls that wait: MXNet's threads
+                    name = f"{one._scope}/first use of {self._kind}"  # not the name of blocking calls: MXNet's threads
                     told = operation.exchange(one, name, self._call, self._call, told[0])  # meet here too
                 self.agree(told)
         return self.shown
 
     def lock(self) -> ContextManager:
-        """Held in a meeting: the counts that a meeting tells are those after the meeting before it."""
+        """Held during a meeting: its counts include the previous meeting."""
         return _locks.setdefault(self._process_set, {}).setdefault(self._kind, threading.Lock())
 
     def told(self) -> list[int]:
-        """What this rank tells in the meeting."""
+        """This rank's values in the meeting."""
         one, kind = self._process_set, self._kind
         is_known = self._made_in == _present(one) and self._number >= one._base(kind)
         return [self._number if is_known else -1, one._counted().get(kind, 0), one._base(kind)]
 
     def agree(self, told: np.ndarray) -> np.ndarray:
-        """Take what all members have told, a row for each, and return the number of each member's object."""
+        """Process all members' values, a row for each, and return the number of each member's object."""
         numbers, counts, bases = told.T
         if (counts != counts[0]).any() or (bases != bases[0]).any() or (numbers < bases).any():
             self._number = int(counts.max())
             self._process_set._skip_to({self._kind: self._number + 1})
             numbers = np.full_like(numbers, self._number)
-        # The name comes first: another thread uses it once no meeting is due.
+        # Set the name first: another thread uses it once no meeting is due.
         self.renamed(_prefix(self._process_set, self._kind, self._number))
         return numbers
 
     def renamed(self, name: str) -> None:
-        """Take a name that all members have given the object together."""
+        """Adopt a name on which all members have agreed."""
         self.shown = name
         self._made_in = self._met_in = _present(self._process_set)
 
@@ -172,5 +172,5 @@ _locks: weakref.WeakKeyDictionary[ProcessSet, dict[str, threading.Lock]] = weakr
 
 
 def _present(process_set: ProcessSet) -> tuple:
-    """Tells the present init() and the present addition of a process set from others."""
+    """Identifies the current init() and the current addition of a process set."""
     return process.generation, process_set.process_set_id

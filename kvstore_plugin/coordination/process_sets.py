@@ -1,4 +1,4 @@
-"""Adds and removes process sets: all ranks together, so that all ranks know all sets by the same numbers."""
+"""Adds and removes process sets on all ranks together, so that all sets have the same numbers on all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..world import gpu_libraries, process, settings
 from ..world.process_set import ProcessSet, global_process_set, shown
 from . import operation
 
-# What a rank proposes in place of the number of a set that is not added.
+# A rank's proposal if its set is not added.
 _NOT_ADDED = -1
 # Why a set cannot be used any more.
 _SHUT_DOWN = "ended with shutdown(): add it again after init()"
@@ -19,10 +19,10 @@ _LOST = "ended when a worker was lost: add a new set, with ranks as they are now
 
 
 class _Known(NamedTuple):
-    """A set that was added, as every rank knows it."""
+    """The record of an added set, on every rank."""
 
     ranks: tuple[int, ...]
-    process_set: ProcessSet | None  # None where another rank's call has added it
+    process_set: ProcessSet | None  # None if another rank's call has added it
 
 
 _known: dict[int, _Known] = {}
@@ -65,7 +65,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         if not isinstance(process_set, ProcessSet):
             process_set = ProcessSet(process_set)
         mine = _proposal(process_set)
-        positions = np.zeros(process.size(), dtype=np.int64)  # 1 + the rank in the set of each member
+        positions = np.zeros(process.size(), dtype=np.int64)  # for each member 1 + its rank in the set
         positions[list(mine)] = range(1, len(mine) + 1)
         proposals = _agreed(turn.meet("add_process_set", positions))
     _make(process_set, proposals)
@@ -75,7 +75,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a process set. Collective over all ranks, members and others.
 
-    Operations of this rank in the set get time to finish, as in shutdown().
+    Waits for this rank's operations in the set, as in shutdown().
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         number = _NOT_ADDED if process_set.process_set_id is None else process_set.process_set_id
         proposed = turn.meet("remove_process_set", [number])[:, 0].tolist()
     for proposer, one in enumerate(proposed):
-        # Ranks outside the set may remove a set of their own at the same time.
+        # Ranks outside the set may remove another set at the same time.
         for member in _known[one].ranks if one in _known else range(process.size()):
             if proposed[member] != one:
                 raise MXNetError(
@@ -129,9 +129,9 @@ class _SetsOfInit(process.Follower):
                 raise RuntimeError(f"kvstore_plugin is initialized without {process_set!r}: use add_process_set().")
 
     def add_sets(self, process_sets: Any) -> None:
-        """Add the process sets of init(), after a check that all ranks pass equally many."""
+        """Add the process sets of init(), after a check that all ranks pass the same number of sets."""
         given = _checked(process_sets)
-        # Without operation.exchange(): no other operation has begun that a rank could wait in.
+        # Without operation.exchange(): no rank can be waiting in another operation yet.
         counts = np.array([len(given), -len(given)], dtype=np.int64)
         most = np.empty_like(counts)
         process.wait(process.core.submit_allreduce("process sets of init()", [counts], [most], "max"))
@@ -144,7 +144,7 @@ class _SetsOfInit(process.Follower):
             add_process_set(one)
 
     def left(self, lost: bool) -> None:
-        """Forget all sets except the set of all ranks: the core has ended their runtimes."""
+        """Drop all sets except the set of all ranks: the core has ended their runtimes."""
         global _next_id
         for _, process_set in _known.values():
             if process_set is not None:
@@ -167,7 +167,7 @@ def _checked(process_sets: Any) -> list[ProcessSet]:
 
 
 def _proposal(process_set: ProcessSet) -> tuple[int, ...]:
-    """Global ranks of a set that is to be added, in the set's order; empty for MPI.COMM_NULL."""
+    """Global ranks of a set to add, in the set's order; empty for MPI.COMM_NULL."""
     if process_set._is_added():
         raise ValueError(f"{process_set!r} was added already.")
     size = process.size()
@@ -184,7 +184,7 @@ def _agreed(positions: np.ndarray) -> list[tuple[int, ...]]:
     Parameters
     ----------
     positions : ndarray of int64, shape (size, size)
-        Row r is rank r's proposal: 1 + the rank in the set of each member.
+        Row r is rank r's proposal: for each member 1 + its rank in the set.
     """
     proposals = [tuple(int(rank) for rank in np.argsort(row) if row[rank]) for row in positions]
     known = {frozenset(known_set.ranks): known_set.ranks for known_set in _known.values()}
@@ -203,7 +203,7 @@ def _agreed(positions: np.ndarray) -> list[tuple[int, ...]]:
 
 
 def _make(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> None:
-    """Make the groups of the sets that all ranks have agreed on; `process_set` is this rank's set."""
+    """Create the groups of the sets that all ranks have agreed on. `process_set`: this rank's set."""
     global _next_id
     mine = _own(process_set, proposals)
     group = None
@@ -224,7 +224,7 @@ def _make(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> None:
 
 
 def _own(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The proposal that `process_set` becomes."""
+    """The proposal for `process_set`."""
     if process_set.mpi_comm is None:
         return tuple(process_set.ranks)
     for proposal in proposals:

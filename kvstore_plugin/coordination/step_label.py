@@ -1,7 +1,7 @@
 """The label of a step: all workers must multiply gradients by the same number, or their weights would drift apart.
 
 Each worker divides by the size of its own batch, and gradients are averaged over the workers. The result is the mean
-over all samples only if all batches have the same size. The core compares labels where the workers meet
+over all samples only if all batches have the same size. The core compares the workers' labels
 (``csrc/table/host_table.cpp``; between hosts ``csrc/agreement/agreement.cpp``).
 """
 
@@ -23,7 +23,7 @@ def label(
     what: str = "a step",
     progress: tuple[int, float | None] | None = None,
 ) -> str:
-    """The label of all operations of a step: operations of steps that differ fail on all workers.
+    """The label of all operations of a step: operations of different steps fail on all workers.
 
     So no worker waits for a comparison. After the error all workers are in the same state: no worker has updated, and
     all workers have counted an update.
@@ -31,16 +31,16 @@ def label(
     Parameters
     ----------
     factor : float
-        What all workers multiply gradients by.
+        The workers' factor of gradients.
     scale : float
         The factor for a batch of one sample, if it is the same on all workers; otherwise 0.
     learning_rate : float or None
-        None where it follows a schedule.
+        None if it follows a schedule.
     what : str, optional
-        What the workers do together.
+        Description of the operation.
     progress : (int, float or None), optional
-        Where the result depends on the number of updates (`traits.progress_of`): the updates so far, and the rate that
-        a schedule has given for the last of them.
+        If the result depends on the number of updates (`traits.progress_of`): the updates so far, and the schedule's
+        rate for the last one.
     """
     text = f"{what} with {shown(factor, scale)}"
     if learning_rate is not None:
@@ -53,7 +53,7 @@ def label(
 
 
 def of_batch(scale: float, batch_size: Any) -> float:
-    """What MXNet's Trainer multiplies gradients by for a batch of this size.
+    """The factor of gradients in MXNet's Trainer for a batch of this size.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def value_of(factor: float | NDArray) -> float:
 
 
 def learning_rate_of(optimizer: Any) -> float | None:
-    """The learning rate of an optimizer; None where it follows a schedule or is not a number. Waits for an NDArray."""
+    """The learning rate of an optimizer; None if it follows a schedule or is not a number. Waits for an NDArray."""
     if optimizer.lr_scheduler is not None:
         return None
     rate = optimizer.lr
@@ -104,7 +104,7 @@ def scale_of(trainer: Any) -> float:
 
 
 def shown(factor: float, scale: float) -> str:
-    """A factor as errors show it, with the batch size where `scale` tells it."""
+    """A factor as shown in errors, with the batch size if `scale` is known."""
     factor = float(factor)
     size = scale / factor if factor and math.isfinite(factor) else 0.0
     whole = round(size)

@@ -1,8 +1,8 @@
-"""A block of code that Ctrl-C and other signals do not break off.
+"""Code blocks that Ctrl-C and other signals do not interrupt.
 
 Python runs signal handlers between any two lines of the main thread, and many of them raise: KeyboardInterrupt, or an
-exception of the user's own after SIGTERM. Where a rank has begun an operation, and has not yet used the result or
-begun the operation that belongs to it, an exception would leave its values different from those of the other ranks.
+exception of the user's own after SIGTERM. An exception between the start of an operation and the use of its result, or
+the start of the next operation that belongs to it, would leave a rank's values different from the other ranks'.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Iterator
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A context in which Python's signal handlers wait until its end. A no-op outside of the main thread."""
+    """Context manager that delays Python's signal handlers until its end. A no-op outside of the main thread."""
     if threading.current_thread() is not threading.main_thread():  # no handler runs in this thread
         yield
         return

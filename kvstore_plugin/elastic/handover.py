@@ -1,4 +1,4 @@
-"""Hands a commit of the living workers over to new workers, which have none."""
+"""Copies a commit of the living workers to new workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .members import Members, Memory
 
 
 class _Told(NamedTuple):
-    """What a commit has in addition to arrays, and for each trainer with its scopes, so that a mismatch is an error."""
+    """The parts of a commit other than arrays; per trainer with its scopes, so that a mismatch is an error."""
 
     number: int
     keepers: list[int]
@@ -41,7 +41,7 @@ def check(values: Mapping[str, Any], trainings: Mapping[str, snapshots.Training]
     Raises
     ------
     TypeError
-        On all workers: pickle does not take a part of the commit on one of them.
+        On all workers: a part of the commit cannot be pickled on one of them.
     """
     parts = {repr(name): value for name, value in values.items()}
     for name, training in trainings.items():
@@ -60,7 +60,7 @@ def check(values: Mapping[str, Any], trainings: Mapping[str, snapshots.Training]
 def _why_not(what: str, part: Any) -> str | None:
     try:
         pickled(part)
-    except Exception as error:  # of any kind: objects have methods of their own for it
+    except Exception as error:  # any exception: objects define their own pickling methods
         return f"{what} of the ElasticState, which pickle does not take ({type(error).__name__}: {error})"
     return None
 
@@ -73,12 +73,12 @@ def hand_over(
     Parameters
     ----------
     copy : _Copy
-        Of an ElasticState. It has the commit, or its number is negative.
+        Of an ElasticState. It holds the commit, or its number is negative.
     parameters, trainers : sequence
         Of the ElasticState, in the same order on all workers.
     donor : int
     members : Members
-        Gets what the donor's has.
+        Overwritten by the donor's.
     """
     is_new = copy.number < 0
     is_donor = global_process_set.rank() == donor
@@ -136,8 +136,8 @@ def _made(tree: Any, pieces: Sequence[Any]) -> Any:
 
 
 def _give_values(parameters: Sequence[Parameter], values: Sequence[NDArray | None]) -> None:
-    """Initialize parameters that wait for their first forward pass, which the living workers have made."""
-    deferred_init.forget("")  # of the world of this process alone
+    """Initialize parameters that are still deferred here but have values on the living workers."""
+    deferred_init.forget("")  # notes from the world of this process alone
     for parameter, value in zip(parameters, values):
         if value is not None and parameter._data is None:
             parameter._load_init(value, snapshots.devices_of(parameter))

@@ -1,7 +1,7 @@
-"""Who takes part in elastic training: the living workers, and new workers.
+"""The members of elastic training: the living workers, and new workers.
 
-With respawn=True new workers replace dead ones. With grow_to=N workers are added where there is room (room.py):
-commit() raises `MoreWorkers` on all workers, which then begin again from that commit, as after a death.
+With respawn=True new workers replace dead ones. With grow_to=N workers are added if there is room (room.py): commit()
+raises `MoreWorkers` on all workers, which then restart from that commit, as after a death.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvstore_plugin")
 
-# A worker that dies again and again at the same place must not be replaced endlessly.
+# A worker that dies repeatedly at the same place must not be replaced forever.
 MOST_ROUNDS = 5
-# A later MPI_Comm_spawn gives processes that cannot reach each other (opal_modex_recv fails with -46). A program of
-# MPI_Comm_spawn alone shows it.
+# Processes of a second MPI_Comm_spawn cannot reach each other (opal_modex_recv fails with -46), even in a minimal MPI
+# program.
 _ONCE = "mykv: Open MPI starts new workers over several machines only once in a job, so no more workers join it."
 
 
 class MoreWorkers(RuntimeError):
-    """There is room for more workers: training is interrupted after a commit, on all workers."""
+    """Raised on all workers after a commit, since there is room for more workers."""
 
 
 class Memory(NamedTuple):
-    """What a worker remembers of the workers, equal on all of them.
+    """The state of the group of workers, equal on all of them.
 
     Attributes
     ----------
     wanted : tuple of str or None
-        The machine of each worker that the job wants, with respawn=True; None otherwise, and in a new worker until the
-        others have told it.
+        The machine of each worker that the job wants, with respawn=True; None otherwise, and in a new worker until it
+        gets the others' value.
     rounds : int
-        How often workers were replaced since the last commit of the training function.
+        Number of times that workers were replaced since the last commit of the training function.
     joins : int
-        How often new workers have joined the job.
+        Number of times that new workers have joined the job.
     """
 
     wanted: tuple[str, ...] | None = None
@@ -52,7 +52,7 @@ class Memory(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """What a worker tells the others before new workers are started."""
+    """A worker's message to the others before new workers are started."""
 
     machine: str
     memory: Memory
@@ -65,7 +65,7 @@ class Members:
     def __init__(self, respawn: bool, room: Room | None = None) -> None:
         self.respawn = respawn
         self._room = room
-        self._growth: Growth | None = None  # what rank 0 has found, until new workers are started
+        self._growth: Growth | None = None  # room found by rank 0, until new workers are started
         self.memory = Memory()
         if respawn and not new_workers.is_waiting():
             self.memory = Memory(_machines())
@@ -88,14 +88,14 @@ class Members:
         self.memory = self.memory._replace(rounds=0)
 
     def completed(self) -> None:
-        """Training goes on with the workers of now: the workers that were added are wanted too from now on."""
+        """Training continues with the current workers: added workers count as wanted from now on."""
         if self.respawn and global_process_set.size() > len(self.memory.wanted or ()):
             self.memory = self.memory._replace(wanted=_machines())
 
     def complete(self, comm: MPI.Intracomm, is_new: bool = False) -> MPI.Intracomm:
-        """The living workers of a communicator, and new workers after them. Collective over the living workers.
+        """The living workers of a communicator, followed by new workers. Collective over the living workers.
 
-        A new worker calls it with `is_new`, when it has joined: others may join after it.
+        A new worker calls it with `is_new` when it has joined: others may join later.
 
         Raises
         ------
@@ -107,7 +107,7 @@ class Members:
         is_counted = is_new
         while self.respawn:
             comm, machines, one_by_one = self._missing(comm)
-            growth, self._growth = self._growth, None  # after a death, the next commit looks again
+            growth, self._growth = self._growth, None  # after a death, the next commit checks again
             if machines:
                 if not is_counted:
                     self._count_round()
@@ -233,7 +233,7 @@ def _workers(count: int) -> str:
 
 
 def all_agree(comm: MPI.Intracomm, mine: bool) -> tuple[bool, MPI.Intracomm]:
-    """Whether all living workers of a communicator say yes, equal on all of them; and their new communicator."""
+    """Whether all living workers of a communicator agree, the same on all of them; and their new communicator."""
     from mpi4py import MPI
 
     while True:

@@ -1,6 +1,6 @@
 """Room for more workers than a job began with: free slots of the launcher, and hosts that a hostfile lists.
 
-Only rank 0 looks, in its commits. The launcher knows which of the listed slots are taken, so it gets the whole list.
+Only rank 0 checks, in its commits. The launcher gets the whole list, since it knows which of the slots are taken.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _EVERY_S = 1.0
 
 
 class Growth(NamedTuple):
-    """How many workers to start, and where.
+    """The number and location of workers to start.
 
     Attributes
     ----------
     count : int
     hosts : str
-        Hosts to tell the launcher of, as ``name:slots,...``; "" for the hosts that it knows.
+        Hosts for the launcher, as ``name:slots,...``; "" for the hosts that it has.
     machine : str
         The machine of all of them; "" where they may be on several.
     """
@@ -37,15 +37,15 @@ class Growth(NamedTuple):
 
 
 class Room:
-    """Where a job finds room for more workers.
+    """Finds room for more workers of a job.
 
     Parameters
     ----------
     most : int
-        The number of workers that the job may have.
+        The maximum number of workers.
     hostfile : str, optional
-        A file as ``mykvrun --hostfile`` reads it: ``name slots=4`` in each line. It may be missing, and changes while
-        the job runs. Without a file the room is the slots that the launcher had free when the job began.
+        A file as ``mykvrun --hostfile`` reads it: ``name slots=4`` in each line. It may be missing, and may change
+        while the job runs. Without a file the room is the slots that the launcher had free when the job began.
     """
 
     def __init__(self, most: int, hostfile: str | None) -> None:
@@ -57,7 +57,7 @@ class Room:
         self._failed: dict[str, int] = {}  # slots for which the launcher, or a new worker, has failed
 
     def growth(self, size: int) -> Growth | None:
-        """The workers that a job of `size` workers can start now; None without room. Looks once a second at most."""
+        """The workers that a job of `size` workers can start now; None without room. Checks at most once a second."""
         if size >= self.most or time.monotonic() - self._looked < _EVERY_S:
             return None
         self._looked = time.monotonic()

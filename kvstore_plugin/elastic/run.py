@@ -1,7 +1,7 @@
-"""run_elastic: training goes on with the remaining workers when a worker has died (docs/elastic.md).
+"""run_elastic: training continues with the remaining workers when a worker has died (docs/elastic.md).
 
-After each run of the training function, the living workers call MPI's fault-tolerant agreement. A worker says yes if
-the function has returned, and no if a worker was lost. After a single no all begin again from the last commit.
+After each run of the training function, the living workers call MPI's fault-tolerant agreement. A worker votes yes if
+the function has returned, and no if a worker was lost. After a single no all workers restart from the last commit.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def run_elastic(
     hostfile: str | None = None,
     **named: Any,
 ) -> Any:
-    """Call a training function, and call it again whenever a worker has died, until all remaining workers return.
+    """Call a training function, again whenever a worker has died, until all remaining workers return.
 
-    Before each call except the first, the remaining workers get new ranks, in the same order, and the state goes back
-    to the last commit that all of them have: the function must begin from the state. Then the callbacks of
+    Before each call except the first, the remaining workers get new ranks, in the same order, and the state is restored
+    to the last commit that all of them have: the function must start from the state. Then the callbacks of
     `ElasticState.register_reset_callbacks` are called. Collective: all workers call it with the same function.
 
-    Errors that no death has caused are raised, and end the job.
+    Errors not caused by a death are raised, and end the job.
 
     Parameters
     ----------
@@ -62,14 +62,14 @@ def run_elastic(
     respawn : bool, optional
         For each worker that has died a new one is started, on its machine if that is possible; it needs no free slot.
         Its script runs from its beginning, alone (`is_respawned`), up to this call. Here it gets the state from the
-        others, and training goes on with as many workers as at the beginning. It needs Open MPI 5, and a job that was
+        others, and training continues with as many workers as at the beginning. It needs Open MPI 5, and a job that was
         started with ``mykvrun --elastic`` (``mpirun --with-ft ulfm``).
     grow_to : int, optional
-        Workers are also added, up to this number, where there is room: in each commit rank 0 looks at the hostfile.
-        Training goes on from that commit, with the workers that were added. Includes respawn=True.
+        Workers are also added, up to this number, if there is room: in each commit rank 0 checks the hostfile. Training
+        continues from that commit with the added workers. Includes respawn=True.
     hostfile : str, optional
-        A file that lists all hosts of the job, ``name slots=4`` in each line, as for mpirun. It may change, or come
-        into being, while the job runs. Without it the room is the slots that the launcher had free when the job began.
+        A file that lists all hosts of the job, ``name slots=4`` in each line, as for mpirun. It may change, or be
+        created, while the job runs. Without it the room is the slots that the launcher had free when the job began.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def run_elastic(
     Raises
     ------
     TypeError
-        With `respawn`: pickle does not take a value of the ElasticState, or a setting of an optimizer.
+        With `respawn`: a value of the ElasticState, or a setting of an optimizer, cannot be pickled.
     RuntimeError
         A worker was lost before the first commit, or states of the optimizer were lost with it (`ElasticState`). With
         `respawn`: the job cannot start new workers, a new worker has not arrived in time (MYKV_RESPAWN_WAIT_S), or
@@ -195,7 +195,7 @@ def _recover(state: ElasticState, comm: MPI.Intracomm, members: Members, is_new:
         failure = None
         try:
             process.join_again(comm)
-            errors.check()  # a worker that died while the core started, without an error of the start
+            errors.check()  # a worker that died while the core started, without a start error
             sync_batch_norm.begin_again()
             check_in_step.begin_again()
             state._restore()

@@ -1,4 +1,4 @@
-"""Shares of the optimizer's states as bytes: another worker keeps a copy, and a loss of workers divides them again.
+"""Shares of the optimizer's states as bytes: another worker keeps a copy, and after a loss they are redistributed.
 
 A worker's share is the states of its shards. With the optimizer on the store no other worker has these states. So in
 each commit every worker gives a copy of its share to another worker, its keeper. On a single host the keeper is the
@@ -80,7 +80,7 @@ def divide_anew(
     providers: Sequence[int],
     held: Mapping[int, np.ndarray],
 ) -> None:
-    """Give each worker the states of its new shards, from the shares of the old division. Collective.
+    """Send each worker the states of its new shards, from the shares of the old division. Collective.
 
     Parameters
     ----------

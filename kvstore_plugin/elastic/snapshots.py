@@ -1,7 +1,7 @@
-"""Snapshots that training goes back to: copies of parameters and of a trainer's state at one moment.
+"""Snapshots to restore: copies of parameters and of a trainer's state at one moment.
 
-MXNet's engine copies the arrays into arrays that are kept and used again, so a snapshot costs memory traffic and no
-allocation. The caller must wait for the copies: an error that an array carries must show before the snapshot is used.
+MXNet's engine copies the arrays into reused arrays, so a snapshot costs memory traffic but no allocation. The caller
+must wait for the copies: an array's error must be raised before the snapshot is used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Parameters:
         return self._kept
 
     def adopt(self, parameters: Iterable[Parameter], values: Iterable[NDArray | None]) -> None:
-        """Become the copy of another worker: its values, in the order of the Parameters."""
+        """Take over the copy of another worker: its values, in the order of the Parameters."""
         self._kept, self._deferred = {}, {}
         for parameter, value in zip(parameters, values):
             if value is None:
@@ -104,12 +104,12 @@ class Training:
         return self._states[0]
 
     def trees(self, trainer: Any) -> tuple:
-        """All arrays that another worker needs of this copy, as a state (state_tree.py)."""
+        """All arrays of this copy for another worker, as a state (state_tree.py)."""
         states = [] if trainer._store_optimizer is not None else [list(state.values()) for state in self._states]
         return states, list(self._more.values())
 
     def description(self) -> dict[str, Any]:
-        """What another worker needs of this copy in addition to arrays; it is pickled."""
+        """The rest of this copy for another worker; pickled."""
         return {
             "keys": [list(states) for states in self._states],
             "optimizer": self._optimizer,
@@ -121,7 +121,7 @@ class Training:
         }
 
     def adopt(self, trainer: Any, trees: tuple, description: dict[str, Any]) -> None:
-        """Become the copy of another worker, from its `trees` and `description`."""
+        """Take over the copy of another worker, from its `trees` and `description`."""
         states, more = trees
         updaters = _updaters(trainer)
         given = zip(states, description["keys"]) if states else ()
@@ -135,7 +135,7 @@ class Training:
         self.shards = description["shards"]
 
     def restore(self, trainer: Any) -> None:
-        """Let the trainer go on from the copy. States of an optimizer on the store are not restored here."""
+        """Restore the trainer from the copy. States of an optimizer on the store are not restored here."""
         updaters = _updaters(trainer)
         if trainer._store_optimizer is None:
             for updater, states in zip(updaters, self._states):
@@ -145,7 +145,7 @@ class Training:
         for name in [name for name in vars(optimizer) if name not in _OF_THE_WORKER]:
             del vars(optimizer)[name]
         vars(optimizer).update(copy.deepcopy(self._optimizer))
-        trainer_state.continue_counts(trainer)  # the copy may be of a worker with another device
+        trainer_state.continue_counts(trainer)  # the copy may come from a worker with another device
         optimizer.lr_scheduler = _with_variables(*self._scheduler)
         vars(trainer).update(self._trainer)
         trainer._restore_arrays({name: array.copy() for name, array in self._more.items()})
@@ -153,7 +153,7 @@ class Training:
 
 
 def devices_of(parameter: Parameter) -> list[Any]:
-    """The devices that a Parameter without values is to be initialized on."""
+    """The devices for initializing a Parameter without values."""
     return list(parameter._deferred_init[1]) if parameter._deferred_init else [mx.cpu()]
 
 

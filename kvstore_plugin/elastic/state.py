@@ -1,10 +1,10 @@
-"""ElasticState: the state from which training goes on when a worker has died.
+"""ElasticState: the state from which training continues when a worker has died.
 
-commit() is collective and has three steps. First the workers wait for each other: a worker that begins to overwrite a
-copy knows that all workers have completed the previous commit. Then each worker copies its state, and sends its share
-of the optimizer's states to its keeper. Last, without communication, it marks the new copy as complete. Commits are
+commit() is collective and has three steps. First the workers wait for each other, so that a worker overwrites a copy
+only when all workers have completed the previous commit. Then each worker copies its state, and sends its share of the
+optimizer's states to its keeper. Last, without communication, it marks the new copy as complete. Commits are
 double-buffered: one copy is overwritten while the other is complete. So at any moment all living workers share a
-complete commit, at most one behind the fastest worker, and they go back to the last commit that all have.
+complete commit, at most one behind the fastest worker, and they return to the last commit that all have.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ElasticState:
     >>> trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", elastic=True)
     >>> state = mykv.ElasticState(net=net, trainer=trainer, epoch=0, best=None)
     >>> state.epoch, state.best = 1, 0.97  # values of your own are attributes
-    >>> state.commit()  # run_elastic() goes on from here when a worker dies
+    >>> state.commit()  # run_elastic() continues from here when a worker dies
     """
 
     def __init__(self, *unnamed: Any, checkpoint: str | None = None, **members: Any) -> None:
@@ -102,7 +102,7 @@ class ElasticState:
         super().__setattr__(name, value)
 
     def commit(self) -> None:
-        """Keep the present state: training goes on from it when a worker dies later.
+        """Keep the current state: training continues from it if a worker dies later.
 
         Collective: call it at the same step on all workers. It waits. It calls `LocalTrainer.synchronize` of trainers
         that make local steps.
@@ -119,7 +119,7 @@ class ElasticState:
         >>> trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", elastic=True)
         >>> state = mykv.ElasticState(net=net, trainer=trainer, epoch=0)
         >>> state.epoch += 1
-        >>> state.commit()  # after a death training goes on from here
+        >>> state.commit()  # after a death training continues from here
         """
         errors.check()
         try:
@@ -136,9 +136,9 @@ class ElasticState:
             )
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Call functions, without arguments, whenever workers were lost, before training goes on.
+        """Register functions to call, without arguments, after a loss of workers, before training continues.
 
-        The state is then restored, and `rank` and `size` are new. The functions may divide the data again, for example,
+        The state is then restored, and `rank` and `size` are new. The functions may, for example, redistribute the data
         or change the learning rate.
 
         Examples
@@ -158,7 +158,7 @@ class ElasticState:
         return list(unique.values())
 
     def _commit(self, members: Members | None = None) -> bool:
-        """Whether `members` have room for more workers."""
+        """Commit the state. Returns whether `members` have room for more workers."""
         for trainer in self._trainers:
             trainer._before_commit()
         parameters = self._parameters()
@@ -192,7 +192,7 @@ class ElasticState:
         handover.check(last.values, {names[id(trainer)]: last.training[i] for i, trainer in enumerate(self._trainers)})
 
     def _restore(self) -> None:
-        """Go back to the last commit that all remaining workers have, and commit it again. Collective."""
+        """Restore the last commit that all remaining workers have, and commit it again. Collective."""
         counts = global_process_set._counted()
         held = [(kept.number, kept.rank) for kept in self._copies]
         everyone = allgather_object((max(held)[0], held, counts, new_workers.is_respawned()))
@@ -243,7 +243,7 @@ class ElasticState:
                     "ElasticState(checkpoint=...)."
                 )
             trainer.load_states(self._checkpoint)
-            last.training[number].restore(trainer)  # counters and settings: the file's are of an earlier step
+            last.training[number].restore(trainer)  # counters and settings: those in the file are from an earlier step
             return
         held = {}
         if ranks_then[global_process_set.rank()] is not None:  # else this worker is new
