@@ -1,7 +1,7 @@
 """mykv: synchronous data-parallel training of MXNet networks over shared memory and MPI.
 
-Importing the package registers the store, ``mx.kv.create('mykv')``. It does not initialize MPI: init() does, or the
-first use of the store, `DistributedTrainer` or `broadcast_parameters`.
+Importing the package registers the store, ``mx.kv.create('mykv')``. MPI is initialized by init(), or by the first use
+of the store, `DistributedTrainer` or `broadcast_parameters`.
 
 All messages go to the logger ``kvstore_plugin``.
 """
@@ -112,7 +112,7 @@ __all__ = [
 
 __version__: str = VERSION
 
-auto_register.withdraw()  # before anything of MXNet is replaced
+auto_register.withdraw()  # before any replacement in MXNet
 log_prefix.install()
 mpi_settings.apply()
 
@@ -171,4 +171,4 @@ except ImportError:
     if not _is_selftest():
         raise
 
-process.install_hooks()  # when MXNet has registered its own exit handler
+process.install_hooks()  # after MXNet has registered its own exit handler

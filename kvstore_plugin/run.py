@@ -1,4 +1,4 @@
-"""``python -m kvstore_plugin.run``: the launcher ``mykvrun``, which starts sooner, since it imports no MXNet."""
+"""``python -m kvstore_plugin.run``: the launcher ``mykvrun``, which starts faster, without importing MXNet."""
 
 import sys
 

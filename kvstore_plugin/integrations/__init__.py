@@ -1,1 +1,1 @@
-"""MXNet's own trainers and modules, AMP, and scripts for Horovod."""
+"""Integration with MXNet's own trainers and modules, AMP, and scripts for Horovod."""

@@ -1,4 +1,4 @@
-"""MXNet's automatic mixed precision (AMP) with several workers: either all workers skip a step, or none does.
+"""MXNet's automatic mixed precision (AMP) with several workers: all workers skip a step, or none.
 
 AMP multiplies the loss by a scale, so that small gradients in 16 bits do not vanish. A Trainer checks for infinite and
 NaN gradients between their reduction and the update; if there are any, it skips the update and halves the scale. An
@@ -6,13 +6,13 @@ infinite or NaN gradient of one worker makes the sum over the workers infinite o
 decision. This file handles the exceptions:
 
 - The optimizer runs in the store or in a DistributedOptimizer: weights are updated before AMP checks, or gradients are
-  reduced after AMP's check. Such a gluon.Trainer raises an error when AMP gets it.
+  reduced after AMP's check. Such a gluon.Trainer raises an error when it is passed to AMP.
 - The optimizer of a DistributedTrainer is divided over the workers (`update_on_kvstore=True`), so no worker has all
   averaged gradients. The workers add up squares, as for the global norm: the sum is finite if all gradients are.
 - A DistributedTrainer has parameters that are not reduced over all its workers: the workers exchange the results of
   their checks.
 
-AMP in bfloat16 also loses gradients that are added up (grad_req 'add'), without any other worker: a warning says so.
+AMP in bfloat16 also loses accumulated gradients (grad_req 'add'), even with one worker: a warning tells.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _is_on() -> bool:
 
 @functools.lru_cache(maxsize=None)
 def _loses_added_gradients() -> bool:
-    """Whether a gradient of a layer that AMP casts does not arrive."""
-    with contextlib.suppress(MXNetError):  # no layers of this type on a CPU: then there is nothing to lose
+    """Whether the gradient of a layer that AMP casts is lost."""
+    with contextlib.suppress(MXNetError):  # no layers of this type on a CPU, so no gradients are lost
         one, weight = mx.nd.ones((1, 1)), mx.nd.ones((1, 1))
         weight.attach_grad("add")
         with autograd.record():
@@ -71,7 +71,7 @@ def skips_step(trainer: gluon.Trainer, workers: TrainerWorkers) -> bool:
     Parameters
     ----------
     trainer : gluon.Trainer
-        A trainer that AMP was given.
+        A trainer that was passed to AMP.
     workers : TrainerWorkers
         The workers that skip a step together.
     """
@@ -82,13 +82,13 @@ def skips_step(trainer: gluon.Trainer, workers: TrainerWorkers) -> bool:
 
 def skips_after(trainer: gluon.Trainer, overflows: bool) -> bool:
     """Whether AMP skips a step with or without overflow, the same on all workers. Adapts AMP's scale."""
-    # The scaler reads only the first gradient of each parameter, so a stand-in can carry the result of all workers.
+    # The scaler reads only the first gradient of each parameter, so a stand-in can carry all workers' result.
     return trainer._amp_loss_scaler.has_overflow([_Finding(overflows)])
 
 
 @contextlib.contextmanager
 def without_scaler(trainer: gluon.Trainer) -> Iterator[None]:
-    """Let the trainer update without its own check for overflow."""
+    """Update without the trainer's own check for overflow."""
     scaler = vars(trainer).pop("_amp_loss_scaler")
     try:
         yield
@@ -105,7 +105,7 @@ class _Finding:
 
 
 def _check(trainer: gluon.Trainer) -> None:
-    """Raise a ValueError if all workers cannot skip a step together after an overflow on one worker."""
+    """Raise a ValueError unless all workers can skip a step together after an overflow on one worker."""
     check = getattr(trainer, "_check_mixed_precision", None)
     if check is not None:
         check()

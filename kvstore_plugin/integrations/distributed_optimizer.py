@@ -1,4 +1,4 @@
-"""DistributedOptimizer: an optimizer of MXNet that averages gradients over all workers before it uses them.
+"""DistributedOptimizer: wraps an optimizer of MXNet, and averages gradients over all workers before it uses them.
 
 It is a proxy of the wrapped optimizer: all attributes are read from and written to the wrapped optimizer, except the
 two methods that MXNet calls for an update.
@@ -27,13 +27,13 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     """Wraps an optimizer so that it updates from gradients averaged over all workers.
 
     For ``Module.fit(optimizer=..., kvstore=None)``, for ``gluon.Trainer(params, optimizer, kvstore=None)``, and
-    wherever else MXNet takes an optimizer; with Gluon, `DistributedTrainer` is faster. Give all workers the same
-    parameters first (`broadcast_parameters`). Gradients are averaged in place, over the workers and not over the
-    devices of a worker. The first update waits for the other workers, later ones return at once. All workers must first
-    use their optimizers in the same order, and update each index equally often, in any order.
+    wherever else MXNet takes an optimizer; with Gluon, `DistributedTrainer` is faster. Broadcast the parameters first
+    (`broadcast_parameters`). Gradients are averaged in place, over the workers, not over the devices of a worker. The
+    first update waits for the other workers, later ones return at once. All workers must first use their optimizers in
+    the same order, and update each index equally often, in any order.
 
-    Attributes are read from and written to the wrapped optimizer. So `rescale_grad` is for a single worker: one divided
-    by the worker's own batch size.
+    Attributes are read from and written to the wrapped optimizer. So `rescale_grad` is that of a single worker: one
+    divided by the worker's own batch size.
 
     Parameters
     ----------
@@ -42,9 +42,9 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     gradient_predivide_factor : float, optional
         Finite and above 0. As for `DistributedTrainer`, it does not change the mean.
     num_groups : int, optional
-        The number of groups in which the gradients of one update() are reduced. Each group has as many gradients as the
-        others, in the order of their indices, and is reduced by one operation. 0, or if update() gets a single index:
-        each gradient by itself. With groups, all workers must give update() the same lists of indices, in any order.
+        The number of groups in which the gradients of one update() are reduced. Groups have equally many gradients, in
+        the order of their indices, and each is reduced by one operation. 0, or if update() gets a single index: each
+        gradient alone. With groups, all workers must give update() the same lists of indices, in any order.
     process_set : ProcessSet, optional
         The workers that train together. A worker outside the set updates from its own gradients.
 
@@ -110,7 +110,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         self._optimizer.update(index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """As update(), with the float32 master weights of create_state_multi_precision()."""
+        """Like update(), with the float32 master weights of create_state_multi_precision()."""
         self._mean.replace(index, grad)
         self._optimizer.update_multi_precision(index, weight, grad, state)
 
@@ -238,7 +238,7 @@ def _first_use(process_set: Any) -> operation_names.FirstUse:
 
 
 class _Group(NamedTuple):
-    """Indices whose gradients one operation reduces, and their positions in the lists of update()."""
+    """Indices of gradients that one operation reduces, and their positions in the lists of update()."""
 
     indices: list
     positions: list
@@ -274,7 +274,7 @@ def _plain(index: Any) -> int | str:
 
 
 def _priority(index: int | str) -> int:
-    """Lower indices first: they are nearer to the network's input, where the next forward pass begins."""
+    """Lower indices come first: they are nearer to the network's input, where the next forward pass begins."""
     return -index if isinstance(index, int) and 0 <= index < 2**31 else 0
 
 

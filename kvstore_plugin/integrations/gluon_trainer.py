@@ -1,7 +1,7 @@
 """Patches of gluon.Trainer for the store 'mykv': gradients in shared memory, and errors on all workers.
 
-MXNet's Trainer calls the store once for each parameter. Here its gradients are reduced as those of a DistributedTrainer
-are (gradients/dense_reducer.py): in place where they are in shared memory, several by one operation.
+MXNet's Trainer calls the store once for each parameter. Here its gradients are reduced like those of a
+DistributedTrainer (gradients/dense_reducer.py): in place if they are in shared memory, several by one operation.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _EARLIER = "A Trainer may be older than the import of this package. "
 
 
 class _Record:
-    """What is known of a Trainer with the store 'mykv'."""
+    """The state of a Trainer with the store 'mykv'."""
 
     def __init__(self) -> None:
-        self.of_store: dict[str, Any] = {}  # its attributes of the store, once it has given the store its parameters
+        self.of_store: dict[str, Any] = {}  # its attributes for the store, once its parameters are in the store
         self.memory: GradientMemory | None = None  # of its gradients
         self.reducer: DenseReducer | None = None
         self.first_use: FirstUse | None = None  # counted at creation, since first steps come in any order
@@ -59,10 +59,10 @@ class _Record:
         self.losses = 0  # process.losses when the reducer was created
         self.is_stepping = False
         self.is_counted = False  # allreduce_grads() has failed here, and this worker has counted the update
-        self.ignores_stale = False  # the present step
+        self.ignores_stale = False  # the current step
 
     def __getstate__(self) -> dict:
-        """What a copy of the Trainer has of it: the copy has other Parameters and reduces their gradients by itself."""
+        """The state of a copied Trainer: it has other Parameters and reduces their gradients separately."""
         return {**vars(_Record()), "of_store": self.of_store}
 
 
@@ -73,14 +73,14 @@ def _record(trainer: gluon.Trainer) -> _Record:
 
 
 def was_attached(trainer: gluon.Trainer) -> bool:
-    """Whether a Trainer has ever given its parameters to a store 'mykv'."""
+    """Whether a Trainer's parameters were ever in a store 'mykv'."""
     return _RECORD in vars(trainer) and bool(_record(trainer).of_store)
 
 
 def attach_again(trainer: gluon.Trainer) -> None:
     """Restore the store of a Trainer that updates on the store, after set_data() or load_parameters() removed it.
 
-    Otherwise its next step would broadcast the parameters again, which is not needed if they are equal on all workers.
+    Otherwise its next step would broadcast the parameters again, although they are equal on all workers.
     """
     vars(trainer).update(_record(trainer).of_store, _kv_initialized=True, _params_to_init=[])
 
@@ -154,7 +154,7 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
                 "kvstore_plugin.DistributedTrainer(params, optimizer, optimizer_params) in its place, without kvstore."
             )
         if _record(self).kept is not None and not isinstance(self._kvstore_params["kvstore"], MyKV):
-            # By a name of the Trainer: threads may take the first steps of several Trainers at a time.
+            # Named after the Trainer: threads may take the first steps of several Trainers at the same time.
             self._kvstore_params["kvstore"] = store_named(f"{_record(self).scope}/store", global_process_set)
     original(self)
     if isinstance(self._kvstore, MyKV):
@@ -163,15 +163,16 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
         _record(self).of_store = {name: vars(self)[name] for name in names}
         if not self._update_on_kvstore:
             traits.warn_of_noise(self._optimizer, self._kvstore.size)
-        _reducer_of(self)  # all workers come here in the same order, as its operations' names need it
+        _reducer_of(self)  # the names of operations need the same order on all workers, which this call has
         deadlock_check.register(self, _awaited_by, _refuse_awaited)
 
 
 def _meet(trainer: gluon.Trainer) -> None:
-    """In the first step, wait for that of the others.
+    """Wait for the other workers' first step.
 
     Raises an error on all workers if a Parameter has no values on one of them, or their orders of Parameters differ.
-    Without a store, which MXNet makes from the values, a worker could not tell the others that it cannot take the step.
+    Without the store, which MXNet creates from the values, a worker could not tell the others that it cannot take the
+    step.
     """
     process_set = _process_set_of(trainer)
     if _record(trainer).has_met or not process_set.included():
@@ -231,9 +232,9 @@ def _check_numbers(process_set: ProcessSet, numbers: np.ndarray, sizes: np.ndarr
 def _order_of(trainer: gluon.Trainer, params: Any) -> tuple[int, int]:
     """Hashes of the order in which a Trainer numbers `params`, and of the names by which it has sorted them.
 
-    In MXNet 1.x names begin with a counter of the process. Where a worker has made more layers than the others, its
-    names may sort differently, such as 'dense9' and 'dense10'. The workers would then pair parameters wrongly, without
-    an error if the shapes agree. Workers with equal names, or with an equal order, pair them rightly.
+    In MXNet 1.x names begin with a counter of the process. If a worker has created more layers than the others, its
+    names may sort differently, such as 'dense9' and 'dense10'. The workers would then mismatch parameters, without an
+    error if the shapes agree. Equal names or an equal order exclude that.
     """
     if not hasattr(params, "keys"):
         return (0, 0)  # a list, which keeps its order
@@ -297,7 +298,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
 
 
 def _settle(trainer: gluon.Trainer, record: _Record) -> None:
-    """After an allreduce_grads() without an update(): count an update if the other workers have made it."""
+    """After an allreduce_grads() without an update(): count an update if the other workers have counted it."""
     if not record.reducer.is_left_out_by_all():
         trainer_state.count_update(trainer)
 
@@ -324,7 +325,7 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
         self._check_and_rescale_grad(self._scale / batch_size)
         ignore_stale_grad = bool(ignore_stale_grad)
     except Exception as error:
-        wrong = error  # raised below: without a store it cannot be told to the other workers yet
+        wrong = error  # raised below: without a store the other workers cannot be told yet
     if not self._kv_initialized:
         self._init_kvstore()
     if self._params_to_init:
@@ -420,7 +421,7 @@ def _save_states(original: Callable, self: gluon.Trainer, *args: Any, **kwargs: 
 
 @contextlib.contextmanager
 def _states_without_store(trainer: gluon.Trainer) -> Iterator[None]:
-    """A context in which a Trainer that updates on the workers does not set up its store."""
+    """Context manager in which a Trainer that updates on the workers does not set up its store."""
     amp.update_on_workers(trainer)
     on_store = trainer._kvstore_params["update_on_kvstore"]
     if on_store is None:  # MXNet's default
@@ -436,7 +437,7 @@ def _states_without_store(trainer: gluon.Trainer) -> Iterator[None]:
 
 
 def _label(trainer: gluon.Trainer, what: str = "a step") -> str:
-    """The label of a step or an update: what must be equal in all workers' Trainers, so that their weights stay equal.
+    """The label of a step or an update: all values that must be equal on all workers, so that their weights stay equal.
 
     See coordination/step_label.py. The label does not depend on the outcome of earlier steps, since workers may know
     different outcomes.
@@ -453,13 +454,13 @@ def _label(trainer: gluon.Trainer, what: str = "a step") -> str:
 
 
 def _process_set_of(trainer: gluon.Trainer) -> ProcessSet:
-    """The process set of the store that a Trainer has or will make."""
+    """The process set of a Trainer's present or future store."""
     store = trainer._kvstore_params["kvstore"]
     return store._process_set if isinstance(store, MyKV) else global_process_set
 
 
 def _own_gradients(trainer: gluon.Trainer, process_set: ProcessSet) -> GradientMemory:
-    """Let the gradients of a Trainer be in memory that the workers of a process set share."""
+    """Move the gradients of a Trainer to memory that the workers of a process set share."""
     core = process_set._core
     record = _record(trainer)
     record.memory = GradientMemory(process_set, default_bucket_bytes(len(core.host_ranks()), core.size()))
@@ -469,7 +470,7 @@ def _own_gradients(trainer: gluon.Trainer, process_set: ProcessSet) -> GradientM
 
 
 def _reducer_of(trainer: gluon.Trainer) -> DenseReducer:
-    """What reduces the gradients of a Trainer that has its store."""
+    """The reducer of a Trainer with a store."""
     record, store = _record(trainer), _store_of(trainer)
     if record.reducer is None:
         memory = record.memory or _own_gradients(trainer, store._process_set)
@@ -485,7 +486,7 @@ def _reducer_of(trainer: gluon.Trainer) -> DenseReducer:
         keys = {id(parameter): key for key, parameter in enumerate(trainer._params)}
         named = named_parameters(trainer._params)
         when_moved = functools.partial(amp.warn_of_added_gradients, trainer._params)
-        # All workers reach this in the first steps of their Trainers.
+        # All workers arrive here in the first steps of their Trainers.
         record.scope = record.scope or store._next_scope("trainer")  # set up without a step, by load_states()
         record.reducer = DenseReducer(record.scope, named, reduction, when_moved, keys, memory)
         record.reducer.watch_batches()
@@ -495,16 +496,16 @@ def _reducer_of(trainer: gluon.Trainer) -> DenseReducer:
 
 
 def _factor_of_sums(reference: weakref.ref) -> str | None:
-    """What the last update of a Trainer has multiplied the sums by, for the statistics; None where that is unknown."""
+    """For the statistics: the factor of the sums in a Trainer's last update; None if unknown."""
     trainer = reference()
     factor = None if trainer is None else trainer._optimizer.rescale_grad
     if not isinstance(factor, (int, float)):
-        return None  # an array would have to be waited for
+        return None  # reading an array would wait
     return step_label.shown(factor, step_label.scale_of(trainer))
 
 
 def _resume(trainer: gluon.Trainer, record: _Record) -> None:
-    """Meet the workers of another init() than before: the first use of a Trainer with a store after it. Collective."""
+    """Meet the workers of a new init(), at the first use of a Trainer with a store after it. Collective."""
     if record.reducer is None or record.generation == process.generation:
         return
     if record.losses != process.losses:
@@ -527,12 +528,12 @@ def _awaited_by(trainer: gluon.Trainer) -> list[int]:
 
 
 def _refuse(trainer: gluon.Trainer, error: BaseException) -> None:
-    """Refuse a step of the other workers before this worker's part in it, and count an update, as they do."""
+    """Refuse a step that only the other workers have begun, and count an update, as they do."""
     _refuse_and_count(trainer, _reducer_of(trainer).refuse, str(error) or type(error).__name__)
 
 
 def _refuse_awaited(trainer: gluon.Trainer, reason: str) -> None:
-    """Refuse what the other workers wait for, a step or an update, which they count."""
+    """Refuse the step or update that the other workers wait for, and have counted."""
     _refuse_and_count(trainer, _reducer_of(trainer).refuse_awaited, reason)
 
 
@@ -544,5 +545,5 @@ def _refuse_and_count(trainer: gluon.Trainer, refuse: Callable[[str], None], rea
 
 
 def _store_of(trainer: gluon.Trainer) -> MyKV:
-    """The store of a Trainer. MXNet forgets it in load_parameters(); a copied Trainer has only its attribute."""
+    """The store of a Trainer, which MXNet drops in load_parameters(); a copied Trainer has only our attribute."""
     return (_record(trainer).of_store or vars(trainer))["_kvstore"]

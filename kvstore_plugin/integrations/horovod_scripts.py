@@ -1,7 +1,7 @@
-"""Scripts that were written for Horovod: how to recognize them, and warnings for them.
+"""Detects scripts written for Horovod, and warns about differences.
 
 Such a script imports this package by ``import kvstore_plugin as hvd``, or by a module ``horovod.mxnet`` that re-exports
-it. If a call means something else than in Horovod, and training would change silently, a warning says so.
+it. If a call differs from Horovod's, and training would change silently, a warning tells.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _told: set[str] = set()  # warnings that this process has given
 
 
 def tell_of_means(trainer: Any, process_set: ProcessSet, frame: FrameType | None) -> None:
-    """Warn once that gradients after allreduce_grads() are means here, if a script for Horovod calls it.
+    """Warn once, in a script for Horovod, that gradients after allreduce_grads() are means here.
 
     Parameters
     ----------

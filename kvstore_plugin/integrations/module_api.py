@@ -2,7 +2,8 @@
 
 Module was written for MXNet's own stores. It counts the workers in rescale_grad only if the store's type contains
 'dist' and '_sync'. If it does not update on the store, it never gives the workers equal starting weights. It does not
-check that all workers have the same batch size. The functions that Module calls are replaced here for this store only.
+check that all workers have the same batch size. This file replaces the functions that Module calls, for this store
+only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ANOTHER_STORE = "another store than 'mykv'"
 
 
 class ModuleStore(MyKV):
-    """A view of a store whose type Module takes for a synchronous store of several workers.
+    """A view of a store with a type that Module recognizes as a synchronous store of several workers.
 
     It shares the attributes of the store, so that the two always have the same state. gluon.Trainer must not see this
     type: with such a store it would reject changes of the learning rate or the parameters.
@@ -45,7 +46,7 @@ class ModuleStore(MyKV):
     def begin_training(
         self, param_arrays: Any, arg_params: dict, param_names: list[str], update_on_kvstore: bool
     ) -> None:
-        """Give all workers the weights of rank 0, in every executor and in the Module's own copy. Waits for all.
+        """Copy the weights of rank 0 to all workers, in every executor and in the Module's own copy. Waits for all.
 
         Parameters
         ----------
@@ -74,7 +75,7 @@ class ModuleStore(MyKV):
                 self.init(name, value)
 
     def agree_on_rescaling(self, module: Any, is_modules_own: bool) -> None:
-        """Let all workers multiply the sum of gradients by the same factor. Waits for all.
+        """Make all workers multiply the sum of gradients by the same factor. Waits for all.
 
         Parameters
         ----------
@@ -164,8 +165,8 @@ def _init_optimizer(
         check_not_averaging(optimizer, "Module")
     had_one = self.optimizer_initialized
     if isinstance(kvstore, MyKV) and kvstore._optimizer is not None and not had_one:
-        # A SequentialModule gives all its Modules one store, which holds the optimizer of the first. The others get
-        # stores of their own, as where they are given the store's name.
+        # A SequentialModule passes one store to all its Modules, which holds the optimizer of the first. The other
+        # Modules get their own stores, as if they were given the store's name.
         wire, kvstore = kvstore._wire, MyKV(kvstore._process_set)
         kvstore._wire = wire
     original(self, kvstore, optimizer, optimizer_params, force_init)

@@ -1,4 +1,4 @@
-"""Notices a gluon.Trainer that was given no store, although several workers were to train together."""
+"""Detects a gluon.Trainer without a store in a job of several workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 from ..compat.mxnet import gluon
 from ..world import process, training_warnings
 
-# A program that sums gradients by itself seldom makes so many steps without an operation of this package.
+# A program that sums gradients itself rarely makes this many steps without an operation of this package.
 _STEPS = 10
 
 _seen: weakref.WeakKeyDictionary[gluon.Trainer, tuple[int, tuple[int, int]]] = weakref.WeakKeyDictionary()
@@ -15,15 +15,15 @@ _told = False
 
 
 def note(trainer: gluon.Trainer) -> None:
-    """Count a step of a Trainer without the store; warn once if nothing was exchanged during many of them."""
+    """Count a step of a Trainer without the store; warn once if many such steps exchange nothing."""
     global _told
     if _told or not process.is_initialized() or process.size() == 1 or process.rank() != 0:
         return
     steps, before = _seen.get(trainer, (0, (-1, -1)))
     if steps % _STEPS == 0:
-        # Python may be many steps ahead of the engine, so what was pushed to it counts too.
+        # Python may be many steps ahead of the engine, so pushed operations count too.
         operations = process.core.pushed_operations(), process.operations()
-        # A program that has made steps together means this trainer to train alone, as for a comparison.
+        # In a program that has trained together, this trainer trains alone on purpose, as for a comparison.
         if operations == before and not process.core.statistics()["steps"]:
             _told = True
             training_warnings.warn(

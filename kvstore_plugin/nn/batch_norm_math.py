@@ -1,8 +1,8 @@
 """Batch normalization on numpy arrays, in two steps: the sums over the batch, and the results from the sums.
 
 Between the steps the sums of several processes can be added. Arrays have the shape (outer, channels, inner); any array
-with a channel axis can be reshaped to it. They are processed in blocks that fit into a core's cache. Sums are formed in
-float64, everything else in float32, or in float64 for data in float64.
+with a channel axis can be reshaped to it. They are processed in blocks that fit into a core's cache. Sums are computed
+in float64, everything else in float32, or in float64 for float64 data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Moments(NamedTuple):
 
 
 def sums(data: np.ndarray) -> np.ndarray:
-    """The sums over a part of a batch; added up over all parts they give the batch's moments.
+    """The sums over a part of a batch; their sum over all parts gives the batch's moments.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def normalize(data: np.ndarray, mean: np.ndarray, scale: np.ndarray, shift: np.n
 
 
 def gradient_sums(data: np.ndarray, gradient: np.ndarray, mean: np.ndarray, inverse: np.ndarray) -> np.ndarray:
-    """The sums over a part of a batch; added up over all parts they give the gradient of the data.
+    """The sums over a part of a batch; their sum over all parts gives the gradient of the data.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def data_gradient(
 
 
 def _working(data: np.ndarray) -> type:
-    """The type in which the elements of `data` are computed."""
+    """The type for computations on `data`."""
     return np.float64 if data.dtype == np.float64 else np.float32
 
 

@@ -1,12 +1,12 @@
 """Collective operations as blocks, which can be hybridized.
 
-Each is a custom operator of MXNet, as SyncBatchNorm is (sync_batch_norm.py says why it stands between two copies).
-MXNet runs its code in threads for such operators, and must know the shapes before: ranks cannot tell each other shapes,
-so all have the same.
+Each is a custom operator of MXNet, like SyncBatchNorm (sync_batch_norm.py explains the two copies around it). MXNet
+runs its code in special threads and needs the shapes first, so ranks cannot exchange shapes, and all must have the
+same.
 
-Calls are matched by the number of the block and the number of the call, forward and backward. MXNet makes an operator
-in each call, in the order of the calls. With static_shape it makes one operator for many calls, which cannot overtake
-each other, and are counted by the operator.
+Calls are matched by the number of the block and the number of the call, forward and backward. MXNet creates an operator
+in each call, in the order of the calls. With static_shape it creates one operator for many calls, which cannot overtake
+each other and are counted by the operator.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _made = itertools.count()
 
 
 class _Collective(BlockOfOneInput):
-    """What the blocks share."""
+    """Base class of the blocks."""
 
     def __init__(self, *, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
         process.require()
@@ -61,7 +61,7 @@ class _Collective(BlockOfOneInput):
         return {name: value for name, value in vars(self).items() if name not in ("_use", "_key", "_numbers")}
 
     def __setstate__(self, state: dict) -> None:
-        # A copy is another block: its calls must not be matched with calls of the original.
+        # A copy is a separate block: its calls must not match calls of the original.
         vars(self).update(state)
         self._begin(self._first_use(self._process_set))
 
@@ -108,9 +108,9 @@ class _Reducing(_Collective):
 class AllReduce(_Reducing):
     """Reduce the input over all ranks, as `mykv.allreduce`; can be hybridized.
 
-    All ranks make their blocks in the same order, and call each equally often, with inputs of the same shape and dtype,
-    of floating-point numbers and at least one dimension. Backward needs all ranks too: the input needs a gradient on
-    all ranks or on none. The first call waits for the other ranks. All ranks hybridize the block in the same way.
+    All ranks create their blocks in the same order, and call each equally often, with inputs of the same shape and
+    floating-point dtype, with at least one dimension. Backward needs all ranks too: the input needs a gradient on all
+    ranks or on none. The first call waits for the other ranks. All ranks hybridize the block in the same way.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ class ReduceScatter(_Reducing):
     Parameters
     ----------
     op, prescale_factor, postscale_factor, process_set, **kwargs
-        As in `AllReduce`, whose other sentences hold too.
+        As in `AllReduce`, whose other rules hold too.
 
     Raises
     ------
@@ -187,7 +187,7 @@ class AllGather(_Collective):
     Parameters
     ----------
     process_set, **kwargs
-        As in `AllReduce`, whose other sentences hold too.
+        As in `AllReduce`, whose other rules hold too.
 
     Raises
     ------
@@ -207,14 +207,14 @@ class AllGather(_Collective):
 
 
 class Broadcast(_Collective):
-    """Give all ranks the input of one rank, as `mykv.broadcast`; can be hybridized.
+    """Send the input of one rank to all ranks, as `mykv.broadcast`; can be hybridized.
 
     Parameters
     ----------
     root_rank : int
         The global rank of the root; it is in the process set.
     process_set, **kwargs
-        As in `AllReduce`, whose other sentences hold too.
+        As in `AllReduce`, whose other rules hold too.
 
     Raises
     ------
@@ -239,7 +239,7 @@ class AllToAll(_Collective):
     Parameters
     ----------
     process_set, **kwargs
-        As in `AllReduce`, whose other sentences hold too.
+        As in `AllReduce`, whose other rules hold too.
 
     Raises
     ------
@@ -289,7 +289,7 @@ class _Prop(mx.operator.CustomOpProp):
 
 
 class _Operator(mx.operator.CustomOp):
-    """One call of a block, forward and backward; with static_shape several calls, one after the other."""
+    """One call of a block, forward and backward; with static_shape several consecutive calls."""
 
     def __init__(self, block: _Collective, scope: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The copies between which an operator written in Python stands; the reason is in sync_batch_norm.py."""
+"""The copies before and after a Python operator; sync_batch_norm.py has the reason."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Any
 
 
 def plain(F: Any, data: Any) -> Any:
-    """A copy in the usual layout; its gradient is in the usual layout too.
+    """A copy in the default layout; its gradient is in the default layout too.
 
-    SwapAxis of an axis with itself is a plain copy, forward and backward, and the fastest of the operators that were
-    tried. It has no implementation for oneDNN's layouts, and its output never shares the memory of its input. If an
-    operator's output may share it, as in a multiplication by 1, an array keeps its blocked layout in a hybridized
-    network.
+    SwapAxis of an axis with itself is a plain copy, forward and backward, and the fastest operator found. It has no
+    implementation for oneDNN's layouts, and its output never shares the memory of its input. An operator whose output
+    may share it, such as a multiplication by 1, keeps the blocked layout in a hybridized network.
     """
     return F.SwapAxis(data, dim1=0, dim2=0)

@@ -2,16 +2,16 @@
 
 The layer is a custom operator of MXNet, which can be hybridized. Its Python code runs in threads that MXNet keeps for
 such operators, when the inputs are ready. The code sums this worker's batch (batch_norm_math.py), pushes one small
-allreduce of the sums into the engine, and behind it a second custom operator, which computes the output; so no thread
+allreduce of the sums into the engine, and after it a second custom operator, which computes the output. So no thread
 waits for other workers. The backward pass does the same.
 
 A custom operator must not get an array in oneDNN's blocked layout: MXNet passes a plain copy to the operator, and frees
-the copy before the operator has run. The same holds for gradients. So the operator stands between two copies (plain).
+the copy before the operator has run. The same holds for gradients. So the operator is between two plain copies.
 
 Calls are matched by the number of the layer and the number of the call. The workers agree on the number of a layer when
-they first call it in training, since a worker alone may copy networks and make others. Forward passes of a layer run in
-the order in which they are called, since each writes the running statistics. Backward passes may run in any order, so
-each has the name of its forward pass.
+they first call it in training, since a single worker may copy or create networks. Forward passes of a layer run in the
+order in which they are called, since each writes the running statistics. Backward passes may run in any order, so each
+has the name of its forward pass.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _LAYER, _FORWARD, _BACKWARD = "mykv_sync_batch_norm", "mykv_sync_batch_norm_forw
 
 
 class _Calls:
-    """State that the calls of a layer share."""
+    """State shared by the calls of a layer."""
 
     def __init__(self, layer: SyncBatchNorm, process_set: ProcessSet, first_use: operation_names.FirstUse) -> None:
         self.process_set = process_set
         self.key = f"sync_batch_norm_{next(_made)}"  # of this process
         self.layer = weakref.ref(layer)
         self.numbers = itertools.count()  # of forward passes in training
-        self.in_evaluation = self.in_training = 0  # recorded calls since the last step that has trained the layer
+        self.in_evaluation = self.in_training = 0  # recorded calls since the last step that trained the layer
         self._first_use = first_use
 
     def note(self) -> None:
-        """Note a call: count it if it is recorded, and agree on the layer's number if it is the first in training."""
+        """Register a call: count it if recorded, and agree on the layer's number if it is the first in training."""
         if autograd.is_recording():
             self.in_training += autograd.is_training()
             self.in_evaluation += not autograd.is_training()
@@ -65,9 +65,9 @@ class _Calls:
         return self._first_use.shown
 
     def end_step(self, trained: set[int]) -> None:
-        """Refuse a missing call if this worker has used the layer in evaluation mode only: other workers may wait.
+        """Refuse a missing call if this worker has used the layer only in evaluation mode: other workers may wait.
 
-        A single call is refused, as on other workers in evaluation mode, whatever their numbers of calls.
+        A single call is refused, as on other workers in evaluation mode, however many calls they have made.
         """
         layer = self.layer()
         if layer is None or not any(
@@ -92,11 +92,11 @@ _made = itertools.count()
 
 
 def end_step(params: Sequence[Any]) -> None:
-    """Let workers get an error if they wait for this worker because it has used a layer in evaluation mode.
+    """Report an error to workers that wait for this worker because it has used a layer in evaluation mode.
 
-    Called in each step of a trainer on all workers that ignores no stale gradients. If the trainer trains the layer,
-    each worker has called the layer in this step, or the step fails. Otherwise no call is missing: a worker alone may
-    evaluate the network, also while it records.
+    Called on all workers in each step of a trainer that does not ignore stale gradients. If the trainer trains the
+    layer, each worker has called the layer in this step, or the step fails. Otherwise no call is missing: a single
+    worker may evaluate the network, even while it records.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def end_step(params: Sequence[Any]) -> None:
 
 
 def begin_again() -> None:
-    """Count the calls of all layers from 0 again, as all other workers do now."""
+    """Reset the call counts of all layers, as all other workers do now."""
     for calls in list(_calls.values()):
         calls.numbers = itertools.count()
         calls.in_evaluation = calls.in_training = 0
@@ -126,15 +126,15 @@ def begin_again() -> None:
 class SyncBatchNorm(BatchNorm):
     """Batch normalization whose mean and variance, in training, are computed over the batches of all workers.
 
-    The results are the results of gluon.nn.BatchNorm in a process that has the batches of all workers, which may have
-    different sizes: the output, the gradients of input, gamma and beta (gamma's and beta's after they were averaged or
-    summed over the workers, as a trainer does), and the running statistics, which are the same on all workers. The
-    parameters have the names of gluon.nn.BatchNorm's, so each layer loads files of the other. In evaluation, with
+    The results equal those of gluon.nn.BatchNorm in a process with the batches of all workers, which may have different
+    sizes: the output, the gradients of input, gamma and beta (gamma's and beta's after they were averaged or summed
+    over the workers, as a trainer does), and the running statistics, which are the same on all workers. The parameters
+    have the names of gluon.nn.BatchNorm's, so each layer loads files of the other. In evaluation, with
     `use_global_stats`, and on a single worker nothing is exchanged.
 
     All workers must first call their layers in the same order, and in training call each layer equally often, forward
-    and backward. The first call in training waits for the other workers; a worker alone may make and copy networks. The
-    constructor calls init() if it was not called. If a worker calls a layer in evaluation mode, or not at all, the
+    and backward. The first call in training waits for the other workers; a single worker may create and copy networks.
+    The constructor calls init() if it was not called. If a worker calls a layer in evaluation mode, or not at all, the
     others wait, and get an MXNetError within seconds of the next step of a trainer. The running statistics change in
     the forward pass; those of MXNet's layer change in the backward pass.
 
@@ -238,7 +238,7 @@ class SyncBatchNorm(BatchNorm):
         return {name: value for name, value in vars(self).items() if name != "_calls"}
 
     def __setstate__(self, state: dict) -> None:
-        # A copy is another layer: its calls must not be matched with calls of the original.
+        # A copy is a separate layer: its calls must not match calls of the original.
         vars(self).update(state)
         self._begin(_first_use(self._process_set))
 
@@ -249,7 +249,7 @@ def _first_use(process_set: Any) -> operation_names.FirstUse:
 
 
 class _Prop(mx.operator.CustomOpProp):
-    """Properties of a custom operator for MXNet, with the arguments of the layer, which are passed as text."""
+    """Properties of a custom operator for MXNet. The layer's arguments are passed as text."""
 
     names: ClassVar[tuple[list[str], list[str], list[str]]]  # of inputs, outputs and auxiliary states
 
@@ -281,7 +281,7 @@ class _Prop(mx.operator.CustomOpProp):
         return values.reshape(outer, values.shape[axis], inner)
 
     def scale(self, gamma: NDArray) -> np.ndarray:
-        """What normalized data are multiplied by, as float64."""
+        """The factor of normalized data, as float64."""
         values = _values(gamma)
         return np.ones(values.shape) if self.fix_gamma else values.astype(np.float64)
 
@@ -361,7 +361,7 @@ class _Layer(mx.operator.CustomOp):
         super().__init__()
         self._prop = prop
         self._in_training = False
-        self._has_run = False  # a static graph runs it again without a call of the layer
+        self._has_run = False  # a static graph reruns it without a call of the layer
         self._call = 0
         self._statistics: Any = None
 
@@ -456,7 +456,7 @@ class _Backward(mx.operator.CustomOp):
 
 
 def _added_up(calls: _Calls, name: str, values: np.ndarray, like: NDArray, label: str = "") -> NDArray:
-    """The sums over all workers, which arrive later."""
+    """Start the sums over all workers; returns the arrays, which are filled later."""
     total = mx.nd.array(values, like.context, np.float64)
     handles = arrays.handles([total])
     calls.process_set._core.push_allreduce(f"{calls.scope()}/{name}", handles, handles, "sum", 1.0, 0, label)
@@ -506,7 +506,7 @@ def _of_parameters(dtype: Any) -> Any:
 
 @contextlib.contextmanager
 def _written(array: NDArray) -> Iterator[np.ndarray]:
-    """The values of an array, to be written. For an array on a GPU they are a copy, which is copied back at the end."""
+    """Context manager for writing an array's values; for a GPU array a copy, which is copied back at the end."""
     values = _values(array)
     if not arrays.on_gpu(array):
         yield values

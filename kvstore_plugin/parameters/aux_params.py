@@ -1,6 +1,6 @@
-"""The running means and variances of BatchNorm, made equal on all workers: sync_aux_params, and a trainer's averaging.
+"""Makes BatchNorm's running means and variances equal on all workers: sync_aux_params, and a trainer's averaging.
 
-These values come from the batches of each worker and device and not from gradients, so they drift apart in training.
+These values come from the batches of each worker and device, not from gradients, so they drift apart in training.
 Training does not use them, so the drift matters only in evaluation and in saved files.
 """
 
@@ -18,7 +18,7 @@ from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from .naming import Named, arrays_of, described, named_values
 
-# How MXNet's BatchNorm, and networks made of symbols, name these values.
+# Names of these values in MXNet's BatchNorm and in symbolic networks.
 _SUFFIXES = ("running_mean", "running_var", "moving_mean", "moving_var")
 
 
@@ -37,22 +37,22 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
     Parameters
     ----------
     params : Block, ParameterDict, dict or list of Parameter or NDArray
-        Parameters made with ``differentiable=False``, which training changes without gradients, are taken, and those
-        that a SymbolBlock has for BatchNorm; all other Parameters, also frozen Parameters, are left alone. NDArrays,
-        such as ``Module.get_params()`` returns for `aux_params`, are all taken. Matched between ranks as in
+        Parameters created with ``differentiable=False``, which training changes without gradients, are synchronized,
+        and a SymbolBlock's for BatchNorm. All other Parameters, including frozen ones, are left alone. NDArrays, such
+        as the `aux_params` of ``Module.get_params()``, are all synchronized. Matched between ranks as in
         `broadcast_parameters`.
     root_rank : int, optional
         The worker, as a global rank, whose first device's values all workers get. By default all get the mean over all
-        devices of all workers; for a variance too that is the mean of the estimates.
+        devices of all workers; for variances, the mean of the estimates.
     process_set : ProcessSet, optional
         The workers that take part.
 
     Raises
     ------
     TypeError, ValueError
-        What this rank can see alone: a value has not been initialized (before the first forward pass), is sparse, or on
-        a GPU without a CUDA runtime that the core can use; `root_rank` is not in the process set, or this rank is not.
-        The other ranks get an MXNetError that names this rank.
+        Errors of this rank's arguments: a value has not been initialized (before the first forward pass), is sparse, or
+        on a GPU without a CUDA runtime that the core can use; `root_rank` is not in the process set, or this rank is
+        not. The other ranks get an MXNetError that names this rank.
     MXNetError
         Ranks differ in the values, their shapes or dtypes, or in `root_rank`; a rank waits in another call, has left,
         or its array carries an error.
@@ -69,7 +69,8 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
         states = auxiliary_states(params)
         devices = _devices(states)
         how = "mean" if root is None else f"values of rank {root_rank}"
-        # Behind the meeting no deadlock check runs: a value whose step another rank never takes would never arrive.
+        # After the meeting no deadlock check runs: a value from a step that another rank never takes would never
+        # arrive.
         _wait_for(states)
         count = min(len(states), 1) if root is None else len(states)
         turns = turn.agreed([operation.gathering(process_set, None, "sync_aux_params") for _ in range(count)])
@@ -121,16 +122,16 @@ class Averaging:
             _average(push, states, self._process_set.size() * len(states[0].replicas))
 
     def refuse(self, reason: str) -> None:
-        """Let the operation fail on the other workers, with the reason."""
+        """Make the operation fail on the other workers, with the reason."""
         if self._named:
             self._process_set._core.refuse(self._name, reason)
 
 
 def is_auxiliary(parameter: Any) -> bool:
-    """Whether a Parameter's values come from the data that pass through the network, and not from gradients.
+    """Whether a Parameter's values come from the data in forward passes, not from gradients.
 
-    A SymbolBlock makes them as Parameters with gradients, and sets their grad_req to 'null', as a user does who freezes
-    a layer. So they are known by their names there, as MXNet's initializers know them.
+    A SymbolBlock creates them as Parameters with gradients and grad_req 'null', like a frozen layer's. So they are
+    recognized by their names, as in MXNet's initializers.
     """
     if not isinstance(parameter, Parameter):
         return False
@@ -138,7 +139,7 @@ def is_auxiliary(parameter: Any) -> bool:
 
 
 def auxiliary_states(params: Any) -> list[_State]:
-    """The auxiliary values in what `sync_aux_params` takes, in an order that is the same on all ranks.
+    """The auxiliary values in the argument of `sync_aux_params`, in the same order on all ranks.
 
     Raises
     ------
@@ -160,7 +161,7 @@ def auxiliary_states(params: Any) -> list[_State]:
 
 
 def _devices(states: list[_State]) -> int:
-    """Number of devices that have each of the values; 1 without values."""
+    """Number of devices of each value; 1 without values."""
     numbers = {len(state.replicas) for state in states}
     if len(numbers) > 1:
         raise ArgumentValueError(
@@ -183,7 +184,7 @@ def _difference(met: Any, other: int, process_set: ProcessSet, states: list[_Sta
 
 
 def _average(push: Callable, states: list[_State], devices: int) -> None:
-    """Replace all values by their mean over so many devices. `push` is the core's push_group() with its name."""
+    """Replace all values by their mean over all devices. `push`: the core's push_group() with its name."""
     firsts = [state.replicas[0] for state in states]
     with arrays.not_recorded():
         sums = [arrays.total(state.replicas) for state in states]

@@ -1,4 +1,4 @@
-"""Equal values on all ranks: the broadcast of parameters."""
+"""Broadcasts parameters, so that all ranks have equal values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HAS_VALUES, _HAS_VALUES_AND_LASTING, _WITHOUT_VALUES, _WAITS, _WAITS_LASTING = 
 def broadcast_parameters(
     params: Any, root_rank: int = 0, prefix: str | None = None, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Give all ranks the values that `root_rank` has. Collective; returns when the values have arrived.
+    """Send the values of `root_rank` to all ranks. Collective; returns when the values have arrived.
 
     Parameters whose initialization is deferred are broadcast when they are initialized, inside the first forward pass.
     If it is deferred on some ranks only, the other ranks do not wait; MXNet's engine lets readers of the values wait.
@@ -32,13 +32,13 @@ def broadcast_parameters(
     Parameters
     ----------
     params : ParameterDict, dict or list of Parameter or NDArray, or a pair of such dicts
-        ``Block.collect_params()``, the result of ``Module.get_params()`` or one of its halves. Matched between ranks
-        by key, and by position where the keys are Parameter.name (ParameterDict), which may differ between processes.
+        ``Block.collect_params()``, the result of ``Module.get_params()`` or one of its halves. Matched between ranks by
+        key, or by position if the keys are Parameter.name (ParameterDict), which may differ between processes.
         Row_sparse arrays are sent whole, and hold all rows afterwards.
     root_rank : int, optional
-        The rank whose values count, as a global rank.
+        The global rank whose values are sent.
     prefix : str, optional
-        Prepended to the keys; only error messages show it.
+        Prepended to the keys in error messages.
     process_set : ProcessSet, optional
         The ranks that take part.
 
@@ -56,12 +56,12 @@ def broadcast_parameters(
     --------
     >>> net = gluon.nn.Dense(10, in_units=64)
     >>> net.initialize(mx.init.Xavier())  # random values that differ between workers
-    >>> mykv.broadcast_parameters(net.collect_params(), root_rank=0)  # a trainer does this by itself
+    >>> mykv.broadcast_parameters(net.collect_params(), root_rank=0)  # a trainer does this itself
     """
     process.require()
     try:
         process_sets.check(process_set)
-    except TypeError as error:  # no set: the other ranks may be in the call for all ranks
+    except TypeError as error:  # without a valid set: the other ranks may be in the call for all ranks
         operation.waiting(global_process_set, "broadcast_parameters").leave_out(str(error), None)
         raise
     with operation.waiting(process_set, "broadcast_parameters") as turn:
@@ -86,20 +86,20 @@ def broadcast_parameters(
             broadcast.push(held)
             if highest < _WITHOUT_VALUES:
                 arriving += held
-        elif lowest < _WAITS:  # else an earlier broadcast waits on every rank, and makes all values equal
+        elif lowest < _WAITS:  # otherwise an earlier broadcast is pending on every rank, and makes all values equal
             deferred_init.wait_for(value, broadcast)
     load_tracking.forget([item.value for item in named if isinstance(item.value, Parameter)])
     for array in arriving:
         array.wait_to_read()
-    if (most < _WITHOUT_VALUES).all():  # nothing comes later
+    if (most < _WITHOUT_VALUES).all():  # no later broadcast follows
         process_set._core.forget(f"{scope}/")
 
 
 def _compared(process_set: ProcessSet, exchange_name: str, named: Sequence[Named]) -> tuple[list[str], Any, Any]:
     """The names for the parameters' operations, and the extremes of their states over the ranks. Collective.
 
-    Errors show the names. Where ranks count parameters, as in 'parameter 3', the name has the Parameter's own name too,
-    or, where ranks have named it differently, its name on the set's first rank.
+    Errors show the names. If ranks number parameters, as in 'parameter 3', the name includes the Parameter's own name,
+    or, if ranks have named it differently, its name on the set's first rank.
     """
     own = [getattr(value, "name", name) if name.startswith("parameter ") else name for name, value, _ in named]
     numbers = [*(_state(item.value) for item in named), *(agreement.digest([name]) for name in own)]
@@ -128,9 +128,9 @@ def keep_equal(
     scope : str
         The prefix of all operations' names.
     root : int
-        The rank within the set whose values count.
+        The rank within the set whose values are sent.
     names : KeptNames
-        The names of the scope, which the parameters use as long as they live.
+        The names of the scope, in use for the parameters' lifetime.
     are_equal : bool
         Values that exist now are equal already, and stay as they are.
 
@@ -166,12 +166,12 @@ def broadcast_again(process_set: ProcessSet, named: Sequence[Named], scope: str,
         broadcast = Broadcast(process_set, f"{scope}/again/{name}", root, -position)
         if parameter._data is not None:
             broadcast.push(parameter._data)
-        else:  # a parameter without a gradient, never used in a forward pass: step() refuses all others without values
+        else:  # a parameter without a gradient that no forward pass has used: step() rejects all others without values
             broadcast.refuse(f"{described(name, parameter)} has no values yet on rank {process.rank()}.")
 
 
 def refuse_again(process_set: ProcessSet, named: Sequence[Named], scope: str, root: int, reason: str) -> None:
-    """Refuse this rank's turns in a `broadcast_again` of the other ranks, with the reason."""
+    """Refuse this rank's turns in the other ranks' `broadcast_again`, with the reason."""
     for name, _, position in named:
         Broadcast(process_set, f"{scope}/again/{name}", root, -position).refuse(reason)
 

@@ -1,8 +1,8 @@
-"""check_in_step: whether all workers still have the same parameters.
+"""check_in_step: checks that all workers still have the same parameters.
 
-Workers whose parameters differ go on training, each with gradients that belong to another network, and only a bad
-result shows it. The causes are mistakes in a script, such as loading a file or changing the learning rate on one worker
-only, or failing memory. Each worker sends a digest of the bits of each parameter, 8 bytes.
+Workers whose parameters differ would continue to train, with gradients that belong to other weights, and only a bad
+result would show it. Causes are mistakes in a script, such as loading a file on one worker only, or failing memory.
+Each worker sends a digest of the bits of each parameter, 8 bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..world.process_set import ProcessSet, global_process_set
 from .aux_params import is_auxiliary
 from .naming import Named, arrays_of, described, named_values
 
-# In place of a digest, which is above 0.
+# Special values instead of a digest, which is above 0.
 _WITHOUT_VALUES, _DEVICES_DIFFER = 0, -1
 
 # Number of calls with `every`, by the scope of the process set: sets that share ranks count separately.
@@ -33,7 +33,7 @@ _calls: weakref.WeakKeyDictionary[Parameter, dict[str, int]] = weakref.WeakKeyDi
 
 
 def begin_again() -> None:
-    """Count the calls from 0 on, as all other workers do now."""
+    """Reset the counts of calls, as all other workers do now."""
     _calls.clear()
 
 
@@ -42,15 +42,15 @@ def check_in_step(
 ) -> None:
     """Raise an error on all workers unless their parameters are the same, bit by bit. Collective; waits.
 
-    All workers must call it at the same place of the loop with the same arguments. A check waits until all updates
-    before it are done, and hashes all parameters. For ResNet-50 (102 MB) the hash takes about 0.2 s of one core; a call
-    that `every` skips takes 0.2 ms.
+    All workers must call it at the same place of the loop with the same arguments. A check waits for all earlier
+    updates, and hashes all parameters. For ResNet-50 (102 MB) the hash takes about 0.2 s of one core; a call that
+    `every` skips takes 0.2 ms.
 
     Parameters
     ----------
     params : ParameterDict, dict or list of Parameter or NDArray
-        As for `DistributedTrainer`; without values that are meant to differ between workers. A row that a row_sparse
-        array lacks counts as zeros.
+        As for `DistributedTrainer`; without values that differ between workers on purpose. Missing rows of a row_sparse
+        array count as zeros.
     every : int, optional
         Only the first call and then every n-th call checks. The calls are counted by the process set and the first
         Parameter in `params`, so for arrays `every` must be 1.
@@ -63,8 +63,8 @@ def check_in_step(
     Raises
     ------
     TypeError, ValueError
-        What this rank can see alone: an argument is wrong, an array is csr, or on a GPU without a CUDA runtime that the
-        core can use, this rank is not in the process set. The other ranks get an MXNetError that names this rank.
+        Errors of this rank's arguments: an argument is wrong, an array is csr, or on a GPU without a CUDA runtime that
+        the core can use, this rank is not in the process set. The other ranks get an MXNetError that names this rank.
     MXNetError
         A parameter differs between workers, or between the devices of a worker: the error names the first such
         parameter in the order of the network, with the ranks that differ from most others. Or the workers pass

@@ -1,16 +1,16 @@
 """Broadcast of a Parameter's values when it is initialized: in the first forward pass, when shapes are known.
 
-MXNet gives a Parameter its values in one method. That method is replaced here, on the class: the replacement also looks
-up in a weak registry which broadcasts wait for the Parameter. Nothing is added to the Parameter itself, so its copies
-and pickles are plain Parameters.
+MXNet sets a Parameter's values in one method. This file replaces the method on the class: the replacement looks up the
+Parameter's pending broadcasts in a weak registry. The Parameter itself has no new attributes, so its copies and pickles
+are plain Parameters.
 
 Ranks may initialize a Parameter at different times (a rank has loaded it from a file, another rank defers it), so each
-rank takes each turn under each name exactly once, in any order. A broadcast is left out only if all ranks know that
+rank takes each turn under each name exactly once, in its own order. A broadcast is left out only if all ranks know that
 another broadcast of the same initialization comes first.
 
 If only some ranks have initialized a Parameter, operations that read its values wait there for the other ranks. In a
 step all ranks exchange which Parameters have values. Then ranks without values refuse their turn, ranks with values
-withdraw them, and on all ranks the Parameter waits for its next use. No rank decides that from its own state alone:
+withdraw them, and on all ranks the Parameter is deferred until its next use. No rank decides that from its own state:
 otherwise some ranks would wait for turns that other ranks never take.
 """
 
@@ -39,11 +39,11 @@ class Broadcast:
     name : str
         The name by which the broadcast is matched.
     root : int
-        The rank within the set whose values count.
+        The rank within the set whose values are sent.
     priority : int
         Operations with a higher priority run first.
     lasting : KeptNames, optional
-        The broadcast happens at every initialization, not only at the next, so these names stay in use.
+        If given, the broadcast happens at every initialization, not only at the next, so these names stay in use.
     """
 
     def __init__(self, process_set: ProcessSet, name: str, root: int, priority: int, lasting: Any = None) -> None:
@@ -52,7 +52,7 @@ class Broadcast:
         self.root = root
         self.priority = priority
         self.lasting = lasting
-        self.covered = False  # at the next initialization another broadcast comes first on all ranks: skip this one
+        self.covered = False  # another broadcast precedes this one at the next initialization on all ranks: skip it
 
     def push(self, values: list[NDArray]) -> None:
         """Send `values`, one array per device, or overwrite them with the root's."""
@@ -69,7 +69,8 @@ _withdrawn: weakref.WeakKeyDictionary[Parameter, _Held] = weakref.WeakKeyDiction
 # Parameters whose initialization was deferred: the _deferred_init that MXNet keeps until the initialization.
 _deferred_as: weakref.WeakKeyDictionary[Parameter, tuple] = weakref.WeakKeyDictionary()
 # Parameters whose broadcast may still fail, since not all ranks are known to have values, each with a copy of what
-# set_data() or load_parameters() has written since (None before): the engine skips such a write if the broadcast fails.
+# set_data() or load_parameters() has written since (None before): if the broadcast fails, the engine skips such a
+# write.
 _unconfirmed_values: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyDictionary()
 
 
@@ -87,7 +88,7 @@ def forget(names: str) -> None:
 
 
 def drop_values(parameter: Parameter) -> None:
-    """Let a Parameter have no values, also none that it would get back at its next initialization."""
+    """Remove a Parameter's values, including those that it would get back at its next initialization."""
     parameter._data = parameter._grad = None
     _withdrawn.pop(parameter, None)
     _deferred_as.pop(parameter, None)
@@ -104,7 +105,7 @@ def has_lasting(parameter: Parameter) -> bool:
 
 
 def times(parameter: Parameter) -> int:
-    """How often the Parameter was initialized with a broadcast that happens at every initialization."""
+    """Number of the Parameter's initializations with a broadcast that happens at every initialization."""
     return _times.get(parameter, 0)
 
 
@@ -116,8 +117,8 @@ def check_values(
 ) -> None:
     """Raise an error on all ranks if a Parameter has no values on a rank and needs a gradient there.
 
-    After an error, Parameters that have values on some ranks only wait on all ranks for their next use. So do
-    Parameters that were new on a rank: their broadcasts may have failed, since MXNet lets operations fail that share a
+    After an error, Parameters with values on only some ranks are deferred on all ranks until their next use. So are
+    Parameters that were new on a rank: their broadcasts may have failed, since in MXNet operations fail that share a
     workspace with a failed operation.
 
     Parameters
@@ -144,7 +145,7 @@ def check_values(
     met = exchange([*lacks, *needs, *are_new]).astype(bool)
     of_ranks, needed, new = met[:, :count], met[:, count : 2 * count].any(axis=0), met[:, 2 * count :].any(axis=0)
     divided = of_ranks.any(axis=0) & ~of_ranks.all(axis=0)
-    wrong = needed  # Parameters without a gradient may wait for their use on some ranks longer than on others
+    wrong = needed  # Parameters without a gradient may stay deferred longer on some ranks than on others
     if not wrong.any():
         for _, parameter in named:
             _deferred_as.pop(parameter, None)  # it may hold values
@@ -164,7 +165,7 @@ def check_values(
 
 
 def without_values(name: str, parameter: Parameter, rank: int) -> str:
-    """The message for a Parameter that has no values on a rank in a step."""
+    """The message about a Parameter without values on a rank in a step."""
     return (
         f"{described(name, parameter)} has no values yet on rank {rank}, since no forward pass has used it. Pass a "
         "batch through the network before step() (zeros where a worker has no data), or give its layer the size of its "
@@ -173,7 +174,7 @@ def without_values(name: str, parameter: Parameter, rank: int) -> str:
 
 
 def redefer(parameters: Sequence[Parameter], before: Sequence[int], known: Iterable[Parameter], reason: str) -> None:
-    """Let Parameters wait for their next use after a rank has refused the first step, without an exchange.
+    """Defer Parameters until their next use after a rank has refused the first step, without an exchange.
 
     Parameters
     ----------
@@ -182,7 +183,7 @@ def redefer(parameters: Sequence[Parameter], before: Sequence[int], known: Itera
     before : sequence of int
         For each Parameter its `times` when the ranks last met.
     known : iterable of Parameter
-        Parameters that had values on all ranks then, and keep them; the same on all ranks.
+        Parameters that had values on all ranks at that time, and keep them; the same on all ranks.
     reason : str
         The reason for ranks that wait for the values.
     """
@@ -207,7 +208,7 @@ def _refuse(parameter: Parameter, reason: str) -> None:
 
 
 class _Held(NamedTuple):
-    """The arrays that a Parameter had, and the attributes that they depend on."""
+    """A Parameter's withdrawn arrays, and the attributes that they depend on."""
 
     data: list[NDArray]
     grad: list[NDArray] | None
@@ -216,11 +217,11 @@ class _Held(NamedTuple):
 
 
 def _withdraw(parameter: Parameter, is_new: bool) -> None:
-    """Let a Parameter that has values wait for its next use, as it does on the ranks without values.
+    """Defer a Parameter that has values until its next use, as on the ranks without values.
 
     A new Parameter is then initialized again in the same way, since its broadcast may have failed unnoticed. Older
-    values are kept, and values that were set or loaded meanwhile. The arrays are kept too: a network that is hybridized
-    with static_alloc goes on writing to them.
+    values, and values set or loaded meanwhile, are kept. The arrays are kept too: a network hybridized with
+    static_alloc still writes to them.
     """
     data = parameter._data
     _withdrawn[parameter] = _Held(data, parameter._grad, parameter.grad_req, parameter.dtype)
@@ -235,7 +236,7 @@ def _withdraw(parameter: Parameter, is_new: bool) -> None:
 
 
 def _restore_withdrawn(parameter: Parameter, values: NDArray, devices: Any) -> bool:
-    """Give a Parameter its withdrawn arrays back, with these values; False if it needs other arrays."""
+    """Restore a Parameter's withdrawn arrays, with these values; False if it needs other arrays."""
     held = _withdrawn.pop(parameter, None)
     if held is None or (held.grad_req, held.dtype) != (parameter.grad_req, parameter.dtype):
         return False
@@ -291,7 +292,7 @@ def _init_impl(original: Callable, self: Parameter, data: NDArray, devices: Any)
     undone_by="a Parameter of which all workers had values in a step",
 )
 def _set_data(original: Callable, self: Parameter, data: Any) -> None:
-    # MXNet waits for the broadcast before it takes values from numpy, so that these are not written early.
+    # MXNet waits for the broadcast before it copies values from numpy, so that they are not written early.
     is_early = self._data is not None and self in _unconfirmed_values and isinstance(data, NDArray)
     original(self, data)
     if is_early:

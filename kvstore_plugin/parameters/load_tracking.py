@@ -1,10 +1,10 @@
-"""Notices when some workers have loaded parameters or states and others have not.
+"""Detects that some workers have loaded parameters or states and others have not.
 
-Such workers would go on training with different weights, and only a bad result would show it. So this file notes what a
-worker has loaded, until all workers are known to be equal. In the next step of a trainer with such parameters the
-worker starts a meeting under the name of the first operation of the step. If all workers have loaded, all join the
-meeting. Otherwise the core matches it with the gradients of the other workers, and all workers get an error with this
-worker's label.
+Such workers would continue to train with different weights, and only a bad result would show it. So this file records
+which values a worker has loaded, until all workers are known to be equal. In the next step of a trainer with such
+parameters the worker starts a meeting under the name of the first operation of the step. If all workers have loaded,
+all join the meeting. Otherwise the core matches it with the gradients of the other workers, and all workers get an
+error with this worker's label.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _LABEL = (
 # MXNetErrors about the arguments of this worker.
 OWN = (ArgumentTypeError, ArgumentValueError, ArgumentIndexError)
 
-# For each loaded parameter a copy of its values when all workers were last equal; None where states were loaded.
+# For each loaded parameter a copy of its values when all workers were last equal; None if states were loaded.
 _loaded: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyDictionary()
 
-# How many updates of single arrays the trainer of a Parameter had counted at the first failed update; as text, which is
-# no other worker's, where MXNet's engine has skipped updates on this worker alone.
+# The count of array updates of a Parameter's trainer at the first failed update; a text unique to this worker if
+# MXNet's engine has skipped updates on this worker alone.
 _failed: weakref.WeakKeyDictionary[Parameter, int | str] = weakref.WeakKeyDictionary()
 
-# Numbers by which the core notes that updates have failed: see gradients/fence.py. With each the Parameters of the
-# trainer that updates; several trainers may have the Parameter.
+# Numbers by which the core records failed updates: see gradients/fence.py. With each the Parameters of the trainer that
+# updates; several trainers may have the Parameter.
 _watched: weakref.WeakKeyDictionary[Parameter, dict[int, weakref.WeakSet]] = weakref.WeakKeyDictionary()
 _count = itertools.count(1)
 
@@ -59,12 +59,12 @@ def any_of(parameters: Iterable[Parameter]) -> bool:
     for parameter in [parameter for parameter in parameters if parameter in _loaded]:
         if _differs(parameter, _loaded[parameter]):
             return True
-        forget([parameter])  # for example, other weights were loaded for an evaluation, and then the old ones again
+        forget([parameter])  # for example, other weights were loaded for an evaluation, then the old weights again
     return False
 
 
 def label(parameters: Iterable[Parameter]) -> str:
-    """What must be the same on all workers in a step for which `any_of` is true.
+    """The label that must be the same on all workers in a step for which `any_of` is true.
 
     Workers whose updates have failed at the same update have equal weights; after failures at different updates they do
     not.
@@ -86,12 +86,12 @@ def _differs(parameter: Parameter, before: NDArray | None) -> bool:
 
 
 def note(parameters: Iterable[Parameter]) -> None:
-    """Note that this worker has loaded states of the trainer of these Parameters."""
+    """Record that this worker has loaded states of these Parameters' trainer."""
     _loaded.update(dict.fromkeys(parameters))
 
 
 def watched(parameters: Sequence[Parameter]) -> int:
-    """The number by which the core notes that an update of Parameters by the present trainer has failed."""
+    """The number by which the core records a failed update of Parameters by the current trainer."""
     trainer = getattr(updating, "trainer", None)
     of_trainer = weakref.WeakSet(parameters if trainer is None else trainer._params)
     known = _watched.setdefault(parameters[0], {})
@@ -103,7 +103,7 @@ def watched(parameters: Sequence[Parameter]) -> int:
 
 
 def _note_failed_updates(failed: Iterable[int]) -> None:
-    """Note updates that MXNet's engine has skipped or broken off on this worker, though their sums were there."""
+    """Record updates that MXNet's engine has skipped or aborted on this worker, although their sums succeeded."""
     keys = set(failed)
     for known in list(_watched.values()) if keys else ():
         for number in keys.intersection(known):
@@ -113,9 +113,9 @@ def _note_failed_updates(failed: Iterable[int]) -> None:
 
 
 def note_failure(parameters: Sequence[Parameter], trainer: Any = None) -> None:
-    """Note that an update of Parameters has failed on this worker, and perhaps not on the others.
+    """Record that an update of Parameters has failed on this worker, perhaps not on the others.
 
-    `trainer` has made it, by default the one that updates in this thread.
+    `trainer`: the updating trainer; by default the trainer that updates in this thread.
     """
     note(parameters)
     trainer = trainer or getattr(updating, "trainer", None) or (trainer_of(parameters[0]) if parameters else None)
@@ -126,7 +126,7 @@ def note_failure(parameters: Sequence[Parameter], trainer: Any = None) -> None:
 
 
 def forget(parameters: Iterable[Parameter]) -> None:
-    """Note that all workers have the same values of these Parameters."""
+    """Record that all workers have the same values of these Parameters."""
     _note_failed_updates(process.core.take_failed_updates())
     if _loaded or _failed:
         for parameter in list(parameters):
@@ -142,10 +142,10 @@ def forget(parameters: Iterable[Parameter]) -> None:
     undone_by="a Parameter without a trainer",
 )
 def _load_init(original: Callable, self: Parameter, *args: Any, **kwargs: Any) -> None:
-    # Without earlier values this is an initialization, which a broadcast follows if a DistributedTrainer wants it.
-    # Auxiliary values (of BatchNorm) are not the same on all workers anyway.
+    # Without earlier values this is an initialization, which a DistributedTrainer's broadcast may follow. Auxiliary
+    # values (of BatchNorm) are not the same on all workers anyway.
     is_trained = self._data is not None and trainer_of(self) is not None and not is_auxiliary(self)
-    if is_trained and self not in _loaded:  # must not wait for the values, which other workers may have to send
+    if is_trained and self not in _loaded:  # must not wait for the values, which other workers may still have to send
         value = self._data[0]
         with arrays.not_recorded():
             _loaded[self] = value.copy() if value.stype == "default" else None

@@ -1,4 +1,4 @@
-"""Names of parameters: how ranks match parameters, and how messages name them."""
+"""Names of parameters, for matching between ranks and for messages."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class WrongParameters(TypeError, ValueError):
 
 
 def described(name: str, value: Any) -> str:
-    """A Parameter or an array, by its name on all ranks and its name in this process, to begin a message."""
+    """A Parameter or an array, by its name on all ranks and in this process, at the beginning of a message."""
     own = getattr(value, "name", name)
-    # Where ranks count parameters, the name is 'parameter 3'.
+    # If ranks number parameters, the name is 'parameter 3'.
     start = "" if name.startswith("parameter ") else "parameter "
     return f"{start}{name}".replace("p", "P", 1) + ("" if own == name else f" ({own})")
 
@@ -34,7 +34,7 @@ def described_within(name: str, value: Any) -> str:
 
 
 def named_parameters(params: Any) -> list[Named]:
-    """The values in `params`, each object once, with names and in an order that are the same on all ranks.
+    """The values in `params`, each object once, with the same names and order on all ranks.
 
     Parameters
     ----------

@@ -10,9 +10,9 @@ from .naming import described_within
 
 
 def check_devices(named: Iterable[tuple[str, Parameter]]) -> None:
-    """Refuse parameters of one trainer with replicas that are not on the same devices in the same order.
+    """Reject parameters of one trainer whose replicas are not on the same devices in the same order.
 
-    If each parameter has a single replica, a network may be spread over devices.
+    If each parameter has a single replica, a network may use several devices.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def check_devices(named: Iterable[tuple[str, Parameter]]) -> None:
 
 
 def by_device(params: Sequence[Parameter]) -> list[set[Parameter]]:
-    """The Parameters that have values, divided by the device of the first replica: a set for each such device."""
+    """The Parameters with values, grouped by the device of the first replica: a set for each device."""
     divided: dict[Any, set[Parameter]] = {}
     for parameter in params:
         if parameter._data is not None:

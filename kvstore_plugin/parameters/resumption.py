@@ -1,6 +1,6 @@
 """Trainers and stores that are kept from one init() to the next, perhaps with other ranks (docs/elastic.md).
 
-A trainer meets the workers again when it is used first after an init(). They may have trained apart meanwhile, so all
+A trainer meets the workers again at its first use after an init(). They may have trained separately meanwhile, so all
 get the state of rank 0.
 """
 
@@ -22,7 +22,7 @@ _broadcast: Callable[[Any], None] | None = None
 
 
 def use(broadcast: Callable[[Any], None]) -> None:
-    """Let broadcast_states() call a function; the function imports trainers, which import this module."""
+    """Register broadcast_states()' implementation, which imports trainers, which import this module."""
     global _broadcast
     _broadcast = broadcast
 

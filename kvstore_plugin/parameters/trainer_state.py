@@ -1,4 +1,4 @@
-"""State that a trainer's step depends on: whether gradients are fresh, and how many updates were counted."""
+"""State that a trainer's step depends on: freshness of gradients, and counts of updates."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def mark_stale(params: Iterable[Parameter]) -> None:
 
 
 def updates_counted(trainer: gluon.Trainer) -> int:
-    """How many updates of single arrays the trainer's optimizer has counted."""
+    """Number of array updates that the trainer's optimizer has counted."""
     return sum(trainer._optimizer._index_update_count.values())
 
 
 def count_update(trainer: gluon.Trainer) -> None:
-    """Count a failed update, as the workers do that have begun it: schedules and Adam must stay in step."""
+    """Count a failed update, like the workers that have begun it: schedules and Adam must stay in step."""
     trained = [number for number, parameter in enumerate(trainer._params) if parameter.grad_req != "null"]
     for device_id in placement.device_ids(trainer._params):
         set_current_device(trainer._optimizer, device_id)
@@ -35,7 +35,7 @@ def count_update(trainer: gluon.Trainer) -> None:
 
 
 def continue_counts(trainer: gluon.Trainer) -> None:
-    """Let a trainer whose optimizer was loaded, or whose parameters have moved, go on with its counts of updates."""
+    """Carry over the counts of updates of a trainer whose optimizer was loaded or whose parameters have moved."""
     devices = {device.device_id for device in mxnet.trainer_contexts(trainer) or ()}
     devices.update(placement.device_ids(trainer._params))
     held = [trainer._optimizer, *(updater.optimizer for updater in trainer._updaters)]

@@ -1,11 +1,9 @@
-"""``python -m kvstore_plugin.selftest``: reports what is installed and what works, with advice for what does not.
+"""``python -m kvstore_plugin.selftest``: reports installed software, and tests it; gives advice about problems.
 
 Run it first on a new machine, alone and under mpirun; rank 0 prints. It has to work on a broken installation, so MXNet,
-mpi4py and the core are not imported before it is known that they are installed, and a time limit ends a deadlock of
-the ranks.
+mpi4py and the core are not imported before it is known that they are installed, and a time limit ends deadlocks.
 
-Exit code 0: everything that was checked works, perhaps slower than possible. 1: something is wrong, and advice is
-printed.
+Exit code 0: all checks passed, perhaps slower than possible. 1: something is wrong, and advice is printed.
 """
 
 from __future__ import annotations
@@ -32,12 +30,12 @@ from ..world import gpu_libraries, launch_checks, log_prefix, process, settings,
 from . import gpu as selftest_gpu
 
 _LIMIT = 120.0  # seconds for everything after the launch
-_HEAD_START = 10.0  # seconds that rank 0 has for its report when the installation is broken
+_HEAD_START = 10.0  # seconds for rank 0's report if the installation is broken
 _LATENCY_BYTES, _LATENCY_TURNS = 4 << 10, 200
 _BANDWIDTH_BYTES, _BANDWIDTH_TURNS = 64 << 20, 5
 _DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
 _CPU_FEATURES = ("avx2", "f16c", "fma", "avx512f", "avx512bw", "asimd")
-# Variables in which launchers tell a process its rank, among all processes and on its host.
+# Launchers' variables for a process's rank, among all processes and on its host.
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
@@ -58,7 +56,7 @@ class Findings(logging.Handler):
 
     @contextlib.contextmanager
     def catching(self, what: str) -> Iterator[None]:
-        """Note an exception as a mistake (in `wrong`)."""
+        """Record an exception as a mistake (in `wrong`)."""
         try:
             yield
         except Exception as error:
@@ -66,21 +64,21 @@ class Findings(logging.Handler):
 
 
 class _Stages:
-    """What the self-test is doing now, which rank 0 shows as progress and a time limit names."""
+    """The current stage of the self-test, shown as progress on rank 0 and named when the time limit ends."""
 
     def __init__(self) -> None:
         self.now = ""
         self._progress = Progress(6, "self-test", "stage") if _launcher_rank(_RANK) == 0 else None
 
     def begin(self, what: str) -> None:
-        """The last stage is over, and the next begins."""
+        """End the last stage and begin the next."""
         if self._progress is not None:
             self._progress.advance(int(bool(self.now)))
             self._progress.tell(what)
         self.now = what
 
     def end(self) -> None:
-        """Show no progress any more."""
+        """Stop showing progress."""
         if self._progress is not None:
             self._progress.close()
 
@@ -120,7 +118,7 @@ def main() -> int:
         found.wrong += gpu_libraries.unusable()
     if with_gpu:
         selftest_gpu.look(found)
-    if found.wrong:  # MPI may not even start, so no other rank can be asked
+    if found.wrong:  # MPI may not even start, so other ranks cannot be asked
         return _report_alone(found, stages)
 
     stages.begin("the start of MPI and the meeting of the ranks (init)")
@@ -155,7 +153,7 @@ def main() -> int:
 
 
 def look_at_installation(found: Findings) -> None:
-    """Versions of all software, and whether it can be loaded."""
+    """Report versions of all software, and whether it can be loaded."""
     facts = found.facts
     facts["kvstore_plugin"] = version.VERSION
     facts["Python"] = platform.python_version()
@@ -186,7 +184,7 @@ def look_at_installation(found: Findings) -> None:
 
 
 def look_at_machine(found: Findings) -> None:
-    """CPU, cores and shared memory of this rank's host."""
+    """Report CPU, cores and shared memory of this rank's host."""
     features = _cpu_features()
     known = [name for name in _CPU_FEATURES if name in features]
     cores = sorted(os.sched_getaffinity(0))
@@ -204,14 +202,14 @@ def look_at_machine(found: Findings) -> None:
 
 
 def check_sums(found: Findings) -> None:
-    """Allreduce and broadcast of small arrays of every dtype, then one sum through MXNet's engine."""
+    """Test allreduce and broadcast of small arrays of every dtype, then one sum through MXNet's engine."""
     core, rank, size = process.core, process.rank(), process.size()
     for dtype in _DTYPES:
         with found.catching(f"sum of {dtype}"):
             pattern = np.arange(1000) % 5
             mine = (pattern + rank % 3).astype(dtype)
             expected = sum((pattern + other % 3).astype(dtype).astype("int64") for other in range(size))
-            if dtype == "bool":  # the sum of truth values is their 'or'
+            if dtype == "bool":  # for bool the sum is 'or'
                 expected = expected > 0
             result = np.empty_like(mine)
             process.wait(core.submit_allreduce(f"selftest/sum/{dtype}", [mine], [result]))
@@ -260,7 +258,7 @@ def _timed(function: Callable[[], None]) -> float:
 
 
 def compare(found: Findings, everyone: list[dict[str, str]], hosts: list[tuple[str, list[int]]]) -> None:
-    """Ranks must run the same software."""
+    """Check that all ranks run the same software."""
     for what in ("kvstore_plugin", "MXNet", "MPI built against", "MPI loaded", "mykv_core"):
         for rank, facts in enumerate(everyone):
             if facts[what] != everyone[0][what]:
@@ -272,7 +270,7 @@ def compare(found: Findings, everyone: list[dict[str, str]], hosts: list[tuple[s
 
 
 def look_at_hosts(found: Findings, hosts: list[tuple[str, list[int]]]) -> None:
-    """The hosts of the ranks, the transports between them, and whether each rank has a core."""
+    """Report hosts and transports, and check that each rank has a core."""
     groups = process.core.host_ranks()
     for number, ranks in enumerate(groups):
         found.facts[f"host {number}"] = f"{hosts[ranks[0]][0]}, ranks {_ranges(ranks)}"
@@ -322,7 +320,7 @@ def _ranges(ranks: list[int]) -> str:
 
 
 def _by_rank(lists: list[list[str]]) -> list[str]:
-    """Each sentence once, with the ranks that report it."""
+    """Each message once, with the ranks that report it."""
     ranks: dict[str, list[int]] = {}
     for rank, sentences in enumerate(lists):
         for sentence in sentences:
@@ -337,7 +335,7 @@ def _launcher_rank(variables: tuple[str, ...]) -> int:
 
 
 def _report_alone(found: Findings, stages: _Stages) -> int:
-    """Report without the other ranks: rank 0 in full, the first rank of each other host one line for each finding."""
+    """Report without communication: rank 0 in full, the first rank of each other host one line per finding."""
     stages.end()
     if _launcher_rank(_RANK) == 0:
         _print(found)

@@ -1,4 +1,4 @@
-"""Memory and streams of GPUs for the self-test, with the CUDA runtime that the core has found."""
+"""Memory and streams of GPUs for the self-test, with the core's CUDA runtime."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Stream:
         self.device = device
         self._handle = ctypes.c_void_p()
         call("cudaSetDevice", device)
-        call("cudaStreamCreateWithFlags", ctypes.byref(self._handle), 1)  # not ordered behind the default stream
+        call("cudaStreamCreateWithFlags", ctypes.byref(self._handle), 1)  # not ordered after the default stream
 
     @property
     def address(self) -> int:
-        """The stream's handle as an int, as the core takes it."""
+        """The stream's handle as an int, for the core."""
         return self._handle.value or 0
 
     def wait(self) -> None:
@@ -87,7 +87,7 @@ class DeviceArray:
 
     @property
     def pointer(self) -> tuple[int, int]:
-        """Address and device, as the core takes them."""
+        """Address and device, for the core."""
         return self.address, self.device
 
     def fill(self, values: np.ndarray) -> None:

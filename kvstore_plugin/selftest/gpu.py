@@ -1,8 +1,8 @@
-"""``python -m kvstore_plugin.selftest --gpu``: whether reductions of arrays on GPUs are right, and how fast they are.
+"""``python -m kvstore_plugin.selftest --gpu``: tests reductions of arrays on GPUs, and measures their speed.
 
-It needs a GPU and the core, and neither MXNet nor another package for arrays on GPUs. Alone it takes one GPU. Under
-mpirun each rank takes its own GPU. If there are fewer GPUs than ranks, ranks share a GPU, which NCCL does not allow:
-then the arrays go through host memory, as with MYKV_GPU=host.
+It needs a GPU and the core, but neither MXNet nor another package for GPU arrays. Alone it uses one GPU. Under mpirun
+each rank uses its own GPU. If there are fewer GPUs than ranks, ranks share a GPU, which NCCL does not allow: then the
+arrays go through host memory, as with MYKV_GPU=host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NCCL_FLOAT32, _NCCL_SUM = 7, 0
 
 
 def look(findings: Any) -> bool:
-    """Note which CUDA and NCCL were found; returns whether there is a GPU to test with."""
+    """Report the CUDA and NCCL that were found. Returns whether there is a GPU to test."""
     found = gpu_libraries.find()
     facts = findings.facts
     for name, what, shown in (("cuda", "CUDA runtime", _cuda_version), ("nccl", "NCCL", _nccl_version)):
@@ -47,7 +47,7 @@ def _cuda_version(number: int) -> str:
 
 
 def _nccl_version(number: int) -> str:
-    """A version of NCCL as text. Only NCCL 2.9 and later count in this way; mykv takes no older NCCL."""
+    """A version of NCCL as text. Only NCCL 2.9 and later use this encoding; mykv supports no older NCCL."""
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
@@ -68,7 +68,7 @@ def check(findings: Any) -> None:
 
 
 def _values(dtype: str, count: int, rank: int) -> np.ndarray:
-    """Small values, whose sums and products every dtype holds exactly."""
+    """Small values, whose sums and products are exact in every dtype."""
     pattern = (np.arange(count) + rank) % 3
     return (pattern % 2 == 1) if dtype == "bool" else pattern.astype(dtype)
 
@@ -98,7 +98,7 @@ def _check_sizes(dtype: str, op: str, device: int) -> int:
 
 
 def _check_order(device: int) -> None:
-    """An operation must wait for its stream: here the stream writes the values late, behind long copies."""
+    """Test that an operation waits for its stream: here the stream writes the values late, after long copies."""
     count, rank, size = _ORDER_ELEMENTS, process.rank(), process.size()
     source = DeviceArray(np.full(count, rank + 1, dtype="float32"), device)
     array = DeviceArray(np.zeros(count, dtype="float32"), device)

@@ -1,1 +1,1 @@
-"""MXNet's optimizers with work and states divided over the workers, and their files."""
+"""MXNet's optimizers with work and states divided among the workers, and their files."""

@@ -3,7 +3,7 @@
 The content goes to a temporary file in the same directory, which is synchronized to the disk and then takes the name of
 the old file (rename(2), POSIX.1-2017: any other process sees the old file or the new file).
 
-If the file system can do that, a temporary file has no name until it is whole. It is locked (flock(2)) as long as it
+If the file system supports it, a temporary file has no name until it is complete. It is locked (flock(2)) as long as it
 has a temporary name. So the next process that writes the same file recognizes the leftovers of a killed process, and
 removes them.
 """
@@ -20,7 +20,7 @@ from typing import BinaryIO, Callable
 
 
 def write(path: str | os.PathLike, fill: Callable[[BinaryIO], None]) -> None:
-    """Replace a file with what `fill` writes, or leave it as it is.
+    """Replace a file with the output of `fill`, or leave it unchanged.
 
     Parameters
     ----------
@@ -70,14 +70,14 @@ def _replace(target: str, fill: Callable[[BinaryIO], None]) -> None:
             file.flush()
             os.fsync(file.fileno())
             if is_nameless:
-                # linkat(2) cannot replace a file, so os.replace() takes the old name in a second step.
+                # linkat(2) cannot replace a file, so os.replace() renames it in a second step.
                 os.link(f"/proc/self/fd/{file.fileno()}", temporary, src_dir_fd=file.fileno(), follow_symlinks=True)
             os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    # The new name is on the disk only after an fsync of its directory, which some file systems cannot do.
+    # The new name is on disk only after an fsync of its directory, which some file systems do not support.
     with contextlib.suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -92,7 +92,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _named(temporary: str, permissions: int) -> int:
-    """A new locked file with the name `temporary`; made again if a process took it for a leftover before the lock."""
+    """A new locked file with the name `temporary`; retried if a process removed it before it was locked."""
     while True:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions)
         _lock(descriptor)

@@ -1,10 +1,9 @@
 """Saving and loading the states of an optimizer on the store, where each worker has the states of its shards.
 
-The first worker writes and reads the file. The file has no shards: it holds whole states, so that any number of workers
-can load it, and so can a Trainer without a store. States are sent one array at a time, and only the first worker holds
-all states.
+The first worker writes and reads the file. The file holds whole states, not shards, so any number of workers can load
+it, or a Trainer without a store. States are sent one array at a time, and only the first worker holds all states.
 
-No state is changed before all workers know that nothing can fail any more.
+No state changes before all workers know that no step can fail any more.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .atomic_file import write as write_whole
 from .optimizer import StoreOptimizer
 from .partition import Shard
 
-_ROOT = 0  # the worker that has the file, by its rank in the process set
+_ROOT = 0  # rank in the process set of the worker with the file
 
 _ADVICE = (
     "With the optimizer on the store, as a stock Trainer has it by default, its save_states() and load_states() make "
@@ -65,7 +64,7 @@ def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer
 
 
 def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
-    """Take the states, and the optimizer if the file has it, from a file. Collective; the set's first worker reads.
+    """Load the states, and the optimizer if the file has it. Collective; the set's first worker reads.
 
     Parameters
     ----------
@@ -116,7 +115,7 @@ class _Exchange:
     def meet(self, label: Callable[[], str], fname: Any) -> None:
         """Wait for the other workers, and check that all divide the same parameters.
 
-        A wrong argument of one worker is an error on all: `label` is made, and `fname` looked at, in the meeting.
+        A wrong argument of one worker is an error on all, since `label` and `fname` are evaluated in the meeting.
         """
         name = deadlock_check.meeting_name(self._scope)
         with operation.Turn(self._process_set, name, self.call):
@@ -133,8 +132,8 @@ class _Exchange:
             if errors.code_of(error) in ("left", "departed", "deadlock"):
                 error.args = (f"{self.call} has failed: {error}. {_ADVICE}",)
             raise
-        # Each call has names of its own, on which the workers agree: a worker that an exception has taken out of an
-        # earlier call has not taken all turns of that call.
+        # Each call has its own agreed names: a worker that left an earlier call by an exception has not taken all its
+        # turns.
         self._optimizer.checkpoints = int(met[:, 2].max()) + 1
         self._names = f"{name}/{self._optimizer.checkpoints}/"
         other = agreement.first_that_differs(met[:, :2])
@@ -146,15 +145,15 @@ class _Exchange:
             )
 
     def end(self) -> operation.Turn:
-        """The last turn, in which the workers wait for each other."""
+        """Wait for the other workers in the last turn."""
         return operation.Turn(self._process_set, f"{self._names}end", self.call)
 
     def forget(self) -> None:
-        """Let the core forget the names of this call, which has succeeded on all workers."""
+        """Drop the core's counts for the names of this call, which has succeeded on all workers."""
         self._process_set._core.forget(self._names)
 
     def from_root(self, make: Callable[[], Any]) -> Any:
-        """The first worker's result of `make`, on all workers; or an error on all workers."""
+        """Run `make` on the first worker, and return its result on all workers; or raise an error on all."""
         sent: Any = None
         failure: Exception | None = None
         if self.is_root:
@@ -172,7 +171,7 @@ class _Exchange:
         return made
 
     def gather(self) -> dict[Hashable, Any]:
-        """On the first worker the whole states, by key; an empty dict on the others."""
+        """The whole states by key, on the first worker; an empty dict on the others."""
         try:
             mine = {key: mapped(state, described_array) for key, state in self._optimizer.updater.states.items()}
             for state in self._optimizer.updater.states.values():
@@ -186,7 +185,7 @@ class _Exchange:
             if reason is not None:
                 raise MXNetError(f"{self.call} has failed on rank {rank}: {reason}")
         whole = {}
-        # No array is sent before all workers have checked that all states can be put together.
+        # No array is sent before all workers have checked that all states can be assembled.
         for key in self._optimizer.keys:
             shards = self._optimizer.shards_of(key)
             parts = [described[shard.owner][0].get(key, _ABSENT) for shard in shards]
@@ -205,7 +204,7 @@ class _Exchange:
         return states
 
     def scatter(self, described: dict[Hashable, Any], whole: dict[Hashable, Any]) -> dict[Hashable, Any]:
-        """This worker's states, from the whole states that the first worker has."""
+        """This worker's states, from the first worker's whole states."""
         states = {}
         for key, skeleton in described.items():
             own = self._optimizer.own_shard(key)
@@ -237,7 +236,7 @@ class _Exchange:
         )
 
     def _collect(self, key: Hashable, leaf: Leaf, mine: np.ndarray | None) -> NDArray | None:
-        """One whole array of a state, on the first worker; `mine` are the bytes of this worker's shard."""
+        """One whole array of a state, on the first worker. `mine`: the bytes of this worker's shard."""
         made = made_array(leaf) if self.is_root else None
         target = arrays.memory(made) if made is not None else None
         for shard, begin, end in self._ranges(key, leaf):
@@ -250,7 +249,7 @@ class _Exchange:
         return made
 
     def _distribute(self, key: Hashable, leaf: Leaf, source: np.ndarray | None) -> NDArray | None:
-        """This worker's part of an array of a state, whose bytes the first worker has; None without a shard."""
+        """This worker's part of an array of a state, from the first worker's bytes; None without a shard."""
         made = None
         for shard, begin, end in self._ranges(key, leaf):
             target = None
@@ -270,7 +269,7 @@ class _Exchange:
         shards, width = self._optimizer.shards_of(key), arrays.item_size(leaf)
         for shard in shards:
             if len(shards) == 1:
-                yield shard, 0, leaf.size * width  # the array may have another shape than the weight
+                yield shard, 0, leaf.size * width  # the array's shape may differ from the weight's
             else:
                 yield shard, shard.begin * width, (shard.begin + shard.count) * width
 
@@ -288,7 +287,7 @@ class _Exchange:
 
 
 class _Absent:
-    """Marks that a worker has no state."""
+    """Sentinel: a worker has no state."""
 
 
 _ABSENT = _Absent()
@@ -329,7 +328,7 @@ def _check(store_optimizer: StoreOptimizer, described: dict[Hashable, Any], opti
 
 
 def _fits(state: Sequence[int], weight: Sequence[int], divided: bool) -> bool:
-    """Whether a state's shape fits a weight's; one number may stand for all elements of a row, or of the weight."""
+    """Whether a state's shape fits a weight's; a single number per row, or for the whole weight, fits too."""
     if tuple(state) == tuple(weight):
         return True
     if divided:

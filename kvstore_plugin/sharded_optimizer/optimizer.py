@@ -1,8 +1,8 @@
 """StoreOptimizer: MXNet's own optimizer, run by each worker on its share of the parameters.
 
-An update is three operations of MXNet's engine that follow each other without Python: the sum of each gradient element
+An update is three consecutive operations of MXNet's engine, without Python in between: the sum of each gradient element
 goes to its owner, the owner's updater changes its shard of the weight, and all workers get all shards. The updater
-makes states for its shards only, so each of N workers holds 1/N of the states and does 1/N of the work.
+creates states only for its shards, so each of N workers holds 1/N of the states and does 1/N of the work.
 (Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020, stage 1 and 2.)
 
 The weights are the same on all workers, even if the optimizers differ: all bits of an element come from one worker.
@@ -23,7 +23,7 @@ from ..world.process_set import ProcessSet
 from . import partition, traits
 from .partition import Shard, Size
 
-# Bytes of parameters that are cut into equal shares together; gradients come in buckets of about this size.
+# Size of a group of parameters that is cut into equal shares; about the size of a bucket of gradients.
 _GROUP_BYTES = 16 << 20
 
 
@@ -46,14 +46,14 @@ class Member(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """The number of updates by which one process asks a schedule for the rate of a key in a step, and the rate."""
+    """For a key in a step: the number of updates passed to the schedule, and the resulting rate."""
 
     count: int
     rate: float
 
 
 class _Asked:
-    """A schedule that has been asked already."""
+    """A schedule's cached result."""
 
     def __init__(self, schedule: Any, rate: float) -> None:
         self._schedule, self._rate = schedule, rate
@@ -74,8 +74,8 @@ class StoreOptimizer:
     optimizer : mxnet.optimizer.Optimizer
         Kept by reference: changes by the caller (learning rate, rescale_grad) take effect with the next update.
     number : int, optional
-        Of the optimizers that the store has been given. The workers compare it: some may have kept an earlier one, with
-        its states.
+        Counts the optimizers set on the store. The workers compare it, since some may have kept an earlier optimizer
+        with its states.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class StoreOptimizer:
         self._shapes: dict[Hashable, tuple] = {}
         self._device_ids: set[int] = set()  # of all weights so far
         self._settings: list[str] = []
-        self._labelled: tuple[Any, str] = (None, "")  # cache of label(): what it was made of, and the label
+        self._labelled: tuple[Any, str] = (None, "")  # cache of label(): its inputs, and the label
 
     @property
     def optimizer(self) -> Any:
@@ -110,14 +110,15 @@ class StoreOptimizer:
 
     @property
     def factor(self) -> float:
-        """What the optimizer multiplies gradients by; some optimizers of 2.0 turn the number into an array."""
+        """The optimizer's factor of gradients; some optimizers of 2.0 convert the number to an array."""
         return step_label.value_of(self.optimizer.rescale_grad)
 
     def label(self, progress: tuple[int, float | None] | None = None) -> str:
-        """What must be equal in the updates of all workers: gradients' factor, learning rate, optimizer and settings.
+        """Text that must be equal in the updates of all workers: factor of gradients, learning rate, optimizer and
+        settings.
 
         The settings are those at the optimizer's first label; factor and learning rate are the current values.
-        `progress` is that of a whole step: keys that are pushed one by one may come in another order on other workers.
+        `progress` is that of a whole step: single keys may be pushed in another order on other workers.
         """
         optimizer = self.optimizer
         state = (self.factor, step_label.learning_rate_of(optimizer), optimizer, progress)
@@ -147,18 +148,18 @@ class StoreOptimizer:
         return next((shard for shard in self._shards[key] if shard.owner == rank), None)
 
     def assign(self, weights: Iterable[tuple[Hashable, NDArray]]) -> list[Hashable]:
-        """Give owners to keys without owners, and new owners to keys whose weight has another shape now.
+        """Assign owners to keys without owners, and new owners to keys whose weight has changed its shape.
 
         Parameters
         ----------
         weights : iterable of (key, NDArray)
-            The same keys in the same order on all workers: in each call all that are known, since a later call does
-            not change the owners that an earlier call has given.
+            The same keys in the same order on all workers. Pass all known keys in each call, since later calls do not
+            change earlier owners.
 
         Returns
         -------
         list
-            Keys that have got owners, for `release` if another worker has not done the same.
+            Keys with new owners, for `release` if another worker has not done the same.
         """
         new = []
         for key, weight in weights:
@@ -173,17 +174,17 @@ class StoreOptimizer:
         return [key for key, _ in new]
 
     def release(self, keys: Iterable[Hashable]) -> None:
-        """Forget the owners of some keys."""
+        """Remove the owners of some keys."""
         for key in keys:
             del self._shards[key], self._shapes[key]
 
     def clear(self) -> None:
-        """Forget all owners and states."""
+        """Remove all owners and states."""
         self.release(list(self._shards))
         self.replace({}, None)
 
     def is_trained(self, key: Hashable) -> bool:
-        """Whether a key may get gradients; True if the optimizer does not know its Parameter."""
+        """Whether a key may get gradients; True if its Parameter is unknown."""
         return getattr(self.optimizer.param_dict.get(key), "grad_req", None) != "null"
 
     def is_assigned(self, key: Hashable, weight: NDArray) -> bool:
@@ -191,7 +192,7 @@ class StoreOptimizer:
         return self._shapes.get(key) == weight.shape
 
     def count_updates(self, keys: Iterable[Hashable], weight: NDArray) -> None:
-        """Count updates of keys that other workers make, on the device of a weight.
+        """Count other workers' updates of keys, on the device of a weight.
 
         Schedules and bias corrections depend on these counters, and a saved optimizer contains them.
         """
@@ -202,12 +203,12 @@ class StoreOptimizer:
     def counts_reached(
         self, updates: Sequence[tuple[ShardedUpdate, Collection[Hashable] | None]]
     ) -> dict[Hashable, Reached]:
-        """How one process asks the schedule for the rate of each key of a step.
+        """The counts and rates that one process would use for each key of a step.
 
-        MXNet asks by the largest count so far, and some optimizers count several keys before they ask.
-        Keys that some steps leave out have smaller counts, so their rates depend on the order of counting. A worker's
-        share, and the order of operations, are none of that. MXNet's FactorScheduler never goes back, so it is asked
-        here, by rising counts, before the first update.
+        MXNet passes the largest count so far to the schedule, and some optimizers count several keys first. Keys that
+        some steps leave out have smaller counts, so their rates depend on the order of counting, which differs from the
+        order of a worker's operations. MXNet's FactorScheduler cannot go back, so it is called here, with rising
+        counts, before the first update.
 
         Parameters
         ----------
@@ -266,7 +267,7 @@ class ShardedUpdate:
     priority : int
         Operations with a higher priority run first.
     in_place : bool
-        Whether the caller's own operation brings each element's sum to its owner, into the gradient itself. Otherwise
+        Whether the caller's own operation reduces each element to its owner, in the gradient itself. Otherwise
         reduce() does it, and leaves the gradients unchanged.
 
     Attributes
@@ -274,7 +275,7 @@ class ShardedUpdate:
     division : list of (int, int, int, int)
         Number of the member, begin, count and owner of each shard.
     weights : list of int
-        Handles of the arrays that are updated, for operations that must run before the update.
+        Handles of the updated arrays, for operations that must run before the update.
     """
 
     def __init__(
@@ -294,8 +295,8 @@ class ShardedUpdate:
         self._weights = [member.weights for member in members]
         self._in_place = [member.gradient for member in members] if in_place else []
         self._reduced: Sequence[NDArray] | None = None  # between reduce() and apply(): the gradients
-        self._begun: list[Any] = []  # has an element if the operation of reduce() has its turn ...
-        self._ended: list[Any] = []  # ... and if that of apply() has its turn, or was refused
+        self._begun: list[Any] = []  # has an element if the operation of reduce() has taken its turn ...
+        self._ended: list[Any] = []  # ... and if apply() has taken its turn, or was refused
         self.division: list[tuple[int, int, int, int]] = []
         self._own: list[tuple[Hashable, NDArray, NDArray]] = []  # key, gradient and weight of this worker's shards
         self._others: list[Hashable] = []
@@ -331,21 +332,21 @@ class ShardedUpdate:
         core.refuse(ShardedUpdate.names(name)[1], reason, turn_of=name)
 
     def is_of(self, members: Sequence[Member]) -> bool:
-        """Whether this update was made for the weights of these members, in the same arrays."""
+        """Whether this update was created for these members' weights, in the same arrays."""
         return len(members) == len(self._weights) and all(
             len(new.weights) == len(old) and all(map(operator.is_, new.weights, old))
             for new, old in zip(members, self._weights)
         )
 
     def reduce(self, gradients: Sequence[NDArray], scale: float = 1.0, wire: str = "", label: str = "") -> None:
-        """Bring the scaled sum of each element of the members' gradients to its owner. Returns at once.
+        """Reduce each element of the members' gradients, scaled, to its owner. Returns at once.
 
         `label` must be equal on all workers; by default it is the label of the optimizer.
 
         Raises
         ------
         RuntimeError, ValueError
-            The core does not take the arrays, and nothing was pushed.
+            The core rejects the arrays, and nothing was pushed.
         """
         push = functools.partial(
             self._process_set._core.push_reduce_to_owners,
@@ -363,8 +364,8 @@ class ShardedUpdate:
         self._reduced = gradients
 
     def begin(self, push: Callable[[], Any]) -> None:
-        """Push the operation that brings the sums to their owners: the caller's own, if made with `in_place`."""
-        if self.is_begun():  # Ctrl-C came before apply(), and the others wait for this worker's weights
+        """Push the operation that reduces to the owners: the caller's own with `in_place`."""
+        if self.is_begun():  # Ctrl-C came before apply(), and other workers wait for this worker's weights
             self.refuse_weights("the update was interrupted on that rank")
         self._begun, self._ended = [], []
         try:
@@ -393,7 +394,7 @@ class ShardedUpdate:
     def apply(
         self, used: Collection[Hashable] | None = None, reached: Mapping[Hashable, Reached] | None = None
     ) -> None:
-        """Update this worker's shards, and give all workers all weights. Returns at once.
+        """Update this worker's shards, and send all weights to all workers. Returns at once.
 
         If the optimizer raises an error here, the other workers get it as an MXNetError in the weights.
 
@@ -410,7 +411,7 @@ class ShardedUpdate:
                 self._gather_weights()
             else:
                 self._ended.append(None)
-        except BaseException as error:  # also Ctrl-C, after which this worker may go on
+        except BaseException as error:  # including Ctrl-C, after which this worker may continue
             if not self._ended:
                 self.refuse_weights(f"the update has failed on that rank: {type(error).__name__}: {error}")
             raise
@@ -419,10 +420,10 @@ class ShardedUpdate:
             arrays.copy(weight, copy)
 
     def _gather_weights(self) -> None:
-        """Give all workers all weights."""
+        """Send all weights to all workers."""
         # No gradient may be read before the updates have run: reading an error clears it for all arrays that share
         # the error, and a later update would run with a gradient that was not summed.
-        gradients = self._reduced or self._in_place  # also keeps temporary arrays alive until the call
+        gradients = self._reduced or self._in_place  # keeps temporary arrays alive until the call too
         push = functools.partial(
             self._process_set._core.push_gather_from_owners,
             self.names(self._name)[1],
@@ -439,7 +440,7 @@ class ShardedUpdate:
             raise
 
     def drop(self) -> None:
-        """Leave out the update after reduce(). All workers must do so."""
+        """Skip the update after reduce(). All workers must do so."""
         self._reduced, self._begun = None, []
 
     def refuse_weights(self, reason: str) -> None:
@@ -463,7 +464,7 @@ class ShardedUpdate:
 
 @contextlib.contextmanager
 def _rate_of(optimizer: Any, asked: Reached | None) -> Iterator[None]:
-    """Let an optimizer with a schedule take this rate; None: it asks the schedule itself."""
+    """Make an optimizer with a schedule use this rate; None: the schedule decides."""
     if asked is None:
         yield
         return

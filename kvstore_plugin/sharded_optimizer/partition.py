@@ -1,4 +1,4 @@
-"""Which worker owns which elements of the parameters, for an optimizer that each worker runs on its own share.
+"""Divides the elements of the parameters among the workers, for an optimizer that each worker runs on its share.
 
 The division depends only on its arguments, so all workers make the same division without communication.
 
@@ -22,7 +22,7 @@ _ALIGNMENT = 64
 # gradient. A difference of one such row between pieces has no measurable effect.
 _LARGEST_ROW = 64 << 10
 
-# Smaller pieces are left with their neighbour. A difference of this number of bytes has no measurable effect.
+# Smaller pieces are merged with their neighbour. A difference of this number of bytes has no measurable effect.
 _SMALLEST_PIECE = 16 << 10
 
 
@@ -75,7 +75,7 @@ def divide(sizes: Sequence[Size], workers: int, elementwise: bool, group_bytes: 
 
 
 def grouped(items: Iterable[Any], bytes_of: Callable[[Any], int], most: int) -> list[list[Any]]:
-    """Divide items, in their order, into groups of at most `most` bytes; a larger item is a group of its own."""
+    """Divide items, in their order, into groups of at most `most` bytes; a larger item is its own group."""
     groups: list[list[Any]] = []
     used = 0
     for item in items:
@@ -114,7 +114,7 @@ def _cut(group: Sequence[Size], workers: int) -> list[tuple[Shard, ...]]:
 
 
 def _cut_at(wanted: int, start: int, end: int, unit: int) -> int:
-    """Where to cut a parameter at bytes [start, end) of the line; `start` or `end` if it stays whole."""
+    """The position to cut a parameter at bytes [start, end) of the line; `start` or `end` if it stays whole."""
     at = start + (wanted - start) // unit * unit
     if min(at - start, end - at) < _SMALLEST_PIECE:
         return start if wanted - start < end - wanted else end

@@ -1,8 +1,8 @@
-"""The optimizer on the store for row_sparse gradients: each worker updates the rows of its shard that occur.
+"""The optimizer on the store for row_sparse gradients: each worker updates the occurring rows of its shard.
 
 As in optimizer.py only the owner of a row has its states. The summed rows of the gradient are on all workers already
 (collectives/row_sparse.py). Each owner runs MXNet's own updater on the rows of its shard. Then all workers get the new
-values of the rows that occur, or of all rows if the optimizer may change other rows too.
+values of the occurring rows, or of all rows if the optimizer may change other rows too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RowUpdate:
     priority : int
         Operations with a higher priority run first.
     turn_of : str, optional
-        The name under which the gradients were summed right before, if the update takes the same turns.
+        The name under which the gradients were just summed, if the update takes the same turns.
 
     Raises
     ------

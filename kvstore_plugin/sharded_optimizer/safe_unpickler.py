@@ -1,16 +1,16 @@
-"""Reads pickles of optimizer states safely: a pickle can do nothing else here.
+"""Reads pickles of optimizer states safely: a pickle cannot do anything else here.
 
 A pickle is a program: it names functions and calls them, sets attributes of any object that it can reach and items of
-any container. Python's own advice is never to load an untrusted pickle. This reader accepts only what files of states
-hold: plain values, arrays, numpy's numbers and dtypes, and optimizers and schedulers of classes that this process has
-imported already. Everything else is an error before it is executed. Arrays are in the pickle as MXNet's own bytes. The
+any container. Python's own advice is never to load an untrusted pickle. This reader accepts only the contents of state
+files: plain values, arrays, numpy's numbers and dtypes, and optimizers and schedulers of classes that this process has
+imported already. Anything else is an error before it is executed. Arrays are in the pickle as MXNet's own bytes. The
 header is checked against the number of bytes before MXNet reads them.
 
-A name in a pickle is only a key: it is looked up in tables of objects that were found before. It is never followed
-through modules, since to read an attribute can run code: one of `ctypes.cdll` loads a library.
+A name in a pickle is only a key into tables of objects found earlier. It is never resolved through modules, since
+reading an attribute can run code: reading one of `ctypes.cdll` loads a library.
 
-The reader is built on the standard library's reader in Python. The reader in C cannot be told which functions it may
-call, and allocates gigabytes of memory for a pickle of a few bytes that says so.
+The reader is based on the standard library's reader in Python. The reader in C cannot be restricted to certain
+functions, and a pickle of a few bytes can make it allocate gigabytes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def load(data: bytes) -> Any:
     Raises
     ------
     Exception
-        Of any type: the pickle is damaged, or does more than is allowed here.
+        Of any type: the pickle is damaged, or does more than this reader allows.
     """
     stream = io.BytesIO(data)
     loaded = _Unpickler(stream).load()
@@ -60,7 +60,7 @@ def load(data: bytes) -> Any:
 
 
 class _Marker:
-    """Stands in the pickle's calls for an object that the pickle may name but not use."""
+    """Placeholder in the pickle's calls for an object that the pickle may name but not use."""
 
 
 _NDARRAY, _OBJECT = _Marker(), _Marker()
@@ -89,13 +89,13 @@ def _ordered_dict(items: Sequence = ()) -> OrderedDict:
 
 
 def _type_of_none(one: None) -> type:
-    """Takes the place of type(), by which a pickle names NoneType; type() itself would make classes."""
+    """Replaces type(), by which a pickle names NoneType; type() itself could create classes."""
     _require(one is None, "calls type()")
     return type(None)
 
 
 def _new_object(kind: type, base: Any, state: None) -> Any:
-    """Takes the place of copyreg._reconstructor, by which old protocols make an object."""
+    """Replaces copyreg._reconstructor, by which old protocols create an object."""
     _require(_trains(kind) and base is _OBJECT and state is None, "makes an object that is no optimizer or scheduler")
     return kind.__new__(kind)
 
@@ -124,7 +124,7 @@ def _scalar(dtype: np.dtype, data: bytes) -> np.generic:
     return np.frombuffer(data, dtype, 1)[0]
 
 
-# What a pickle may name, and the object that it gets.
+# Names allowed in a pickle, each with its replacement.
 _NAMED: dict[tuple[str, str], Any] = {
     ("_codecs", "encode"): _encode,
     ("builtins", "bytearray"): _bytearray,
@@ -165,18 +165,18 @@ def _trains(found: Any) -> bool:
 
 
 def _training_classes() -> dict[tuple[str, str], type]:
-    """The optimizers and schedulers of this process by the names that pickle writes, without a look into modules."""
+    """The optimizers and schedulers of this process by their pickled names, without access to modules."""
     found: dict[tuple[str, str], type] = {}
     waiting = list(_TRAINING)
     while waiting:
         kind = waiting.pop(0)
-        found[kind.__module__, kind.__qualname__] = kind  # of two classes with one name, the one that was made last
+        found[kind.__module__, kind.__qualname__] = kind  # of two classes with one name, the later one
         waiting += type.__subclasses__(kind)
     return found
 
 
 def _makes_itself(kind: Any) -> bool:
-    """Whether a class has a way of its own to be pickled, which may call the class."""
+    """Whether a class customizes its pickling, which may call the class."""
     return _trains(kind) and (kind.__reduce__, kind.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__)
 
 
@@ -185,7 +185,7 @@ def _is_field(name: Any) -> bool:
 
 
 def _is_plain(key: Any, depth: int = 0) -> bool:
-    """Whether a key of a dict or a set has no code of its own, and is not too deep for its hash."""
+    """Whether a key of a dict or a set runs no custom code, and is not nested too deeply for its hash."""
     if type(key) is tuple:
         return depth < _DEEPEST_KEY and all(_is_plain(one, depth + 1) for one in key)
     return key is None or isinstance(key, (str, bytes, int, float, complex, np.generic, type))
@@ -275,7 +275,7 @@ _Look = Callable[[Any], Any]
 
 
 def _fills(name: str, holders: tuple[type, ...], filled: _Look | None, keys: _Look) -> Callable[[Any], None]:
-    """The standard method `name`, limited to these types: other objects may have a method of the same name too."""
+    """The standard method `name`, restricted to these types: other objects may have a method of the same name."""
     standard = getattr(pickle._Unpickler, name)
 
     def method(self: Any) -> None:
@@ -312,7 +312,7 @@ def _check_array(array: Any, state: Any) -> None:
         state["handle"] = bytearray(data)
     magic, storage = struct.unpack_from("<Ii", data)
     _require(magic in _MAGIC and storage in (_DENSE, _ROW_SPARSE, _CSR), "has an array in a form that is not known")
-    # The check of states refuses sparse arrays too, but MXNet must not even read them.
+    # The check of states rejects sparse arrays too, but MXNet must not even read them.
     _require(storage == _DENSE, "has a sparse array, but states on the store must be dense")
     (axes,) = struct.unpack_from("<i", data, 8)
     _require(0 <= axes <= _MOST_AXES and (axes > 0 or magic == _MAGIC[1]), "has an array without a shape")

@@ -1,4 +1,4 @@
-"""Files of optimizer states, in MXNet's own format: what Updater.get_states() returns.
+"""Files of optimizer states, in MXNet's own format: that of Updater.get_states().
 
 That is a pickle of a dict {key: state} or of a tuple (this dict, optimizer); a state is None, an array, a number, or a
 tuple or list of states. safe_unpickler.py limits what the pickle may do.
@@ -42,7 +42,7 @@ def read(path: str | os.PathLike) -> Content:
 
 
 def parse(data: bytes, name: str) -> Content:
-    """As `read`, from bytes; `name` is for the errors."""
+    """Like `read`, from bytes. `name`: for errors."""
     try:
         content = safe_unpickler.load(data)
         states, optimizer = content if isinstance(content, tuple) and len(content) == 2 else (content, None)

@@ -1,4 +1,4 @@
-"""Which of MXNet's optimizers can update a share of the parameters on each worker, and how finely.
+"""Knows which of MXNet's optimizers can update a share of the parameters on each worker, and how finely.
 
 Most optimizers work element by element, so a parameter may be cut anywhere. Others need norms of a whole parameter or
 of a whole row. Some cannot be divided at all, since they keep state that all parameters share.
@@ -37,7 +37,7 @@ _REFUSED = {
 
 
 def _of_mxnet() -> dict[str, type]:
-    """MXNet's own classes. Its registry holds a program's class where the program has registered that name too."""
+    """MXNet's own classes. Its registry may hold a program's class registered under the same name."""
     found: dict[str, type] = {}
     waiting = [mx.optimizer.Optimizer]
     while waiting:
@@ -58,10 +58,10 @@ def _classes(names: Any) -> dict[type, str]:
 # Optimizers that change only the rows of a row_sparse gradient in a dense weight, unless their lazy_update is False.
 _LAZY = ("sgd", "ccsgd", "adam", "adagrad", "groupadagrad")
 
-# Optimizers that read norms as numbers in an update, and so wait for the gradient, that is for the other workers.
+# Optimizers that read norms as numbers in an update, and so wait for the gradient and thus for the other workers.
 _READING = ("lars", "lbsgd")
 
-# Optimizers that correct their states by the number of updates, as Adam its bias, or keep a schedule of them.
+# Optimizers that correct their states by the number of updates, such as Adam's bias, or keep a schedule of updates.
 _CORRECTING = ("adam", "adamw", "adamax", "nadam", "ftml", "lamb", "lans", "adabelief")
 
 _elementwise = _classes(_ELEMENTWISE)
@@ -75,8 +75,8 @@ _noisy = _classes(("sgld",))
 def is_elementwise(optimizer: Any) -> bool:
     """Whether the new value of an element depends only on that element of weight, gradient and states.
 
-    False for a class that is not MXNet's own: a user's class, even if it is derived from an elementwise optimizer or
-    registered under the name of one.
+    False for a class that is not MXNet's own: a user's class, even if it derives from an elementwise optimizer or is
+    registered under such a name.
     """
     return type(optimizer) in _elementwise
 
@@ -92,11 +92,11 @@ def reads_gradients(optimizer: Any) -> bool:
 
 
 def corrects_by_count(optimizer: Any) -> bool:
-    """Whether new states need a new count of updates; False for a user's class that is derived from no such class."""
+    """Whether new states need a new count of updates; False for other user classes."""
     return isinstance(optimizer, _correcting)
 
 
-# MXNet's own schedules: functions of the number of updates, so that one call more changes nothing.
+# MXNet's own schedules: functions of the number of updates, so an extra call has no effect.
 _SCHEDULES = (
     mx.lr_scheduler.FactorScheduler,
     mx.lr_scheduler.MultiFactorScheduler,
@@ -106,14 +106,15 @@ _SCHEDULES = (
 
 
 def progress_of(optimizer: Any) -> tuple[int, float | None] | None:
-    """What the next update depends on in addition to gradients, states and settings: it must be equal on all workers.
+    """The progress that the next update depends on besides gradients, states and settings; must be equal on all
+    workers.
 
     Returns
     -------
     tuple or None
         The number of updates that the optimizer has counted, and the rate that a schedule of MXNet's gave for the last
-        of them. A user's schedule is not called, since it may count its calls. None where no update is known to depend
-        on the count: without a schedule, and without a correction by the count.
+        of them. A user's schedule is not called, since it may count its calls. None if updates do not depend on the
+        count: without a schedule, and without a correction by the count.
     """
     scheduler = optimizer.lr_scheduler
     if scheduler is None:
@@ -125,7 +126,7 @@ def progress_of(optimizer: Any) -> tuple[int, float | None] | None:
 
 
 def warn_of_noise(optimizer: Any, workers: int) -> None:
-    """Log a warning if each of several workers would update its weights with random noise of its own."""
+    """Log a warning if each of several workers would update its weights with its own random noise."""
     if workers > 1 and isinstance(optimizer, tuple(_noisy)):
         training_warnings.warn(
             "%s adds random noise in the update of each worker, so the weights of the workers stay equal only if all "
@@ -135,16 +136,16 @@ def warn_of_noise(optimizer: Any, workers: int) -> None:
         )
 
 
-# Attributes that are no settings: counters, values that depend on the batch, values that are compared anyway, and
+# Attributes that are not settings: counters, values that depend on the batch, values that are compared anyway, and
 # attributes that do not change results.
 _NO_SETTINGS = {"num_update", "begin_num_update", "num_steps", "rescale_grad", "lr", "sym_info"}
 _NO_SETTINGS |= {"aggregate_num", "allow_np_array"}
-# Settings of every optimizer; a user's class may have other attributes that are meant to differ between workers.
+# Settings of every optimizer; a user's class may have other attributes that differ between workers on purpose.
 _COMMON_SETTINGS = {"wd", "clip_gradient", "multi_precision"}
 
 
 def settings(optimizer: Any) -> list[str]:
-    """The class of an optimizer and its settings, as one text each, in a form that is equal for equal settings."""
+    """The class of an optimizer and its settings, each as a canonical text."""
     is_mxnets = type(optimizer).__module__.startswith("mxnet.")
     shown = [f"optimizer {type(optimizer).__name__}"]
     for name, value in sorted(vars(optimizer).items()):
@@ -160,7 +161,7 @@ def settings(optimizer: Any) -> list[str]:
 
 
 def check(optimizer: Any) -> None:
-    """Refuse an optimizer whose result changes when each worker updates a share of the parameters.
+    """Reject an optimizer whose result would change if each worker updates a share of the parameters.
 
     Raises
     ------

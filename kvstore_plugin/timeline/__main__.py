@@ -24,7 +24,7 @@ The page is one file and needs no network. Large timelines: show a part with --b
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the page and, if asked for, the joined trace; return 0, or 2 with a message where that is not possible."""
+    """Write the page and, if asked for, the joined trace; return 0, or 2 with a message if that fails."""
     given = _parser().parse_args(arguments)
     try:
         _check_outputs(given)

@@ -1,4 +1,4 @@
-"""The files of a job's ranks as one trace: one process for each rank, and one clock."""
+"""Joins the files of a job's ranks into one trace: one process for each rank, and one clock."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Tuple
 
 from .recording import Call, Recording, TimelineError, nanoseconds
 
-# An operation of the job: its name, the number of the call, and which it is of several in a file.
+# An operation of the job: its name, the number of the call, and its index among equal ones in a file.
 Key = Tuple[str, int, int]
-_SHORTEST_FLOW_MS = 0.1  # an arrow shows who was waited for; shorter waits have none
+_SHORTEST_FLOW_MS = 0.1  # shortest wait with an arrow from the late rank
 
 
 def check_same_job(recordings: list[Recording]) -> None:
-    """Raise where the files are not of different ranks of one job.
+    """Raise an error unless the files are of different ranks of one job.
 
     Raises
     ------
@@ -50,10 +50,10 @@ def by_key(recording: Recording) -> dict[Key, Call]:
 
 
 def clock_shifts(recordings: list[Recording]) -> list[int]:
-    """Nanoseconds that each file's times are moved by, so that all count from the first file's zero.
+    """Shift of each file's times in nanoseconds, so that all count from the first file's zero.
 
     The clocks of hosts differ. An allreduce ends on no rank before all ranks have reached it, which bounds the
-    difference from both sides. The clocks are believed as long as they keep the bounds, else the middle is taken.
+    difference from both sides. The clocks are trusted within the bounds; otherwise the middle is used.
     """
     reference = by_key(recordings[0])
     shifts = [0]
@@ -76,7 +76,7 @@ def clock_shifts(recordings: list[Recording]) -> list[int]:
 
 
 def clock_differences(recordings: list[Recording], shifts: list[int]) -> list[int]:
-    """Nanoseconds by which each file's clock was corrected; 0 where it was believed."""
+    """Nanoseconds by which each file's clock was corrected; 0 if it was trusted."""
     return [shift - shifts[0] - (recording.zero - recordings[0].zero) for recording, shift in zip(recordings, shifts)]
 
 
@@ -140,9 +140,9 @@ def _flows(recordings: list[Recording], shifts: list[int]) -> list[dict[str, Any
 
 
 def last_rank(key: Key, call: Call, calls: dict[int, dict[Key, Call]]) -> int:
-    """The rank that came last to an operation, as far as the files tell; -1 if they do not.
+    """The rank that came last to an operation; -1 if the files do not tell.
 
-    Rank 0 of several hosts knows which host came last, and each rank who came last on its own host.
+    Rank 0 of several hosts knows which host came last, and each rank which rank came last on its own host.
     """
     leader = calls.get(0, {}).get(key)
     if leader is not None and len(leader.host_order) > 1:

@@ -30,7 +30,7 @@ def page(recordings: list[Recording], shifts: list[int]) -> str:
         "ERRORS": _error_table(recordings),
         "DATA": json.dumps(_data(recordings, shifts, of_rank), separators=(",", ":")).replace("<", "\\u003c"),
     }
-    # Split once: what is inserted is not looked at for names of parts.
+    # Split once: inserted text is not searched for names of parts.
     pieces = _TEMPLATE.read_text(encoding="utf-8").split("@@")
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
 
@@ -57,7 +57,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _notes(recordings: list[Recording], shifts: list[int], of_rank: dict[int, list[Step]]) -> list[str]:
-    """What to see first."""
+    """The highlights."""
     notes = []
     late, known = latecomers(recordings, shifts)
     if late:
@@ -81,7 +81,7 @@ def _notes(recordings: list[Recording], shifts: list[int], of_rank: dict[int, li
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A table; numbers stand to the right."""
+    """A table; numbers are right-aligned."""
     lines = ["<table><thead><tr>", *(f"<th>{escape(name)}</th>" for name in head), "</tr></thead><tbody>"]
     for row in rows:
         cells = [(escape(str(cell)), "" if isinstance(cell, _Text) else ' class="n"') for cell in row]
@@ -160,7 +160,7 @@ def _error_table(recordings: list[Recording]) -> str:
 
 
 def _data(recordings: list[Recording], shifts: list[int], of_rank: dict[int, list[Step]]) -> dict[str, Any]:
-    """What the page's program draws; times are microseconds."""
+    """The data for the page's program; times in microseconds."""
     names: dict[str, int] = {}
     ranks = []
     for one, shift in zip(recordings, shifts):
@@ -203,7 +203,7 @@ def _bar(call: Call, lane: int, shift: int, names: dict[str, int]) -> list[Any]:
 
 
 def _lanes(calls: list[Call]) -> list[int]:
-    """A lane for each call, so that calls of a lane do not overlap; few lanes."""
+    """A lane for each call: calls of a lane do not overlap, and there are few lanes."""
     free: list[int] = []  # the end of each lane's last call
     found = [0] * len(calls)
     for index in sorted(range(len(calls)), key=lambda index: calls[index].begin):

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-# The bars below a call's bar. A bar without a signature has another name only in rows of threads ("awake").
+# Names of the bars below a call's bar. Other bars without a signature occur only in rows of threads ("awake").
 PHASES = ("copy in", "wait", "reduce", "network", "spread", "copy out")
 KINDS = ("gradients", "allreduce", "broadcast", "allgather", "reducescatter", "alltoall", "barrier", "other")
 _KIND = re.compile(r"\b(barrier|allreduce|broadcast|allgather|reducescatter|alltoall)\b")
@@ -16,7 +16,7 @@ _GRADIENTS = re.compile(r"(a step|an update) with batch size ")
 
 
 class TimelineError(Exception):
-    """A file that cannot be shown; the text is for users."""
+    """A file cannot be shown. The text is for users."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Call:
     Attributes
     ----------
     begin, end : int
-        Nanoseconds since `Recording.zero`: this rank's arrays were ready; the result was there.
+        Nanoseconds since `Recording.zero`: when this rank's arrays and the result were ready.
     order, late : list
         Ranks of this rank's host in the order of arrival, and milliseconds after the first.
     host_order, host_late : list
@@ -58,7 +58,7 @@ class Call:
 
 @dataclass
 class Recording:
-    """The timeline of one rank. `zero` is the time (ns since 1970) that all other times count from."""
+    """The timeline of one rank. `zero`: origin of all times, in ns since 1970."""
 
     path: str
     rank: int
@@ -93,12 +93,12 @@ def read(path: str) -> Recording:
 
 
 def parse(data: bytes, path: str) -> Recording:
-    """The content of a file of `start_timeline`; `path` names it in errors. For the rest see `read`."""
+    """The content of a file of `start_timeline`. `path`: its name in errors. Otherwise like `read`."""
     if not data.strip():
         raise TimelineError(f"{path} is empty. Only start_timeline() writes a timeline; this file has none.")
     try:
         content = json.loads(data)
-    except (ValueError, RecursionError) as error:  # among them UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # includes UnicodeDecodeError
         raise TimelineError(f"{path} is no timeline: it is not JSON ({error}).") from None
     try:
         return _recording(path, content)
@@ -143,7 +143,7 @@ def _number(value: Any) -> int:
 
 
 def _arrivals(about: dict[str, Any], ranks: str, late: str) -> tuple[list[int], list[float]]:
-    """The ranks in the order of arrival, and how many milliseconds after the first rank each has arrived."""
+    """The ranks in the order of arrival, and each rank's milliseconds after the first rank."""
     order = [_number(rank) for rank in about.get(ranks, [])]
     times = [nanoseconds(milliseconds * 1000) / 1e6 for milliseconds in about.get(late, [])]
     if len(order) != len(times):

@@ -1,4 +1,4 @@
-"""What the page's tables say: who came last, how large operations are, and how much of them backward hides."""
+"""The data of the page's tables: ranks that came last, sizes of operations, and the share hidden by backward."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LARGEST = "1 MiB and more"
 
 @dataclass
 class Lateness:
-    """How often a rank came last, and what that cost.
+    """How often a rank came last, and the resulting waits.
 
-    ``held`` has, for each operation, when (ns) the rank before it had come and when it came itself: the time in which
-    all others waited for this rank alone.
+    ``held``: for each operation the arrival (ns) of the previous rank and of this rank: in between all others waited
+    only for this rank.
     """
 
     rank: int
@@ -29,7 +29,7 @@ class Lateness:
 
     @property
     def total(self) -> int:
-        """Nanoseconds in which the others waited for it; operations that waited at the same time count once."""
+        """Nanoseconds in which the others waited for it; simultaneous waits count once."""
         total, until = 0, 0
         for begin, end in sorted(self.held):
             total += max(0, end - max(begin, until))
@@ -38,7 +38,7 @@ class Lateness:
 
 
 def latecomers(recordings: list[Recording], shifts: list[int]) -> tuple[list[Lateness], int]:
-    """Who came last, the most costly rank first, and the number of operations that this is known of."""
+    """Ranks that came last, the most costly first, and the number of operations for which that is known."""
     calls = {recording.rank: by_key(recording) for recording in recordings}
     found: dict[int, Lateness] = {}
     seen: set[Key] = set()
@@ -57,7 +57,7 @@ def latecomers(recordings: list[Recording], shifts: list[int]) -> tuple[list[Lat
 
 
 def _held(call: Call, one: Recording) -> tuple[int, int] | None:
-    """When (ns) the last but one rank or host came to an operation, and when the last one did; None if unknown."""
+    """Arrival times (ns) of the last but one and of the last rank or host at an operation; None if unknown."""
     own, order, late = one.rank, call.order, call.late
     if len(call.host_order) > 1:
         own, order, late = one.host_of(one.rank)[0], call.host_order, call.host_late
@@ -70,7 +70,7 @@ def _held(call: Call, one: Recording) -> tuple[int, int] | None:
 
 @dataclass
 class SizeClass:
-    """Operations of one kind and about one size; times in milliseconds, on the rank that recorded them."""
+    """Operations of one kind and similar size; times in milliseconds, on the rank that recorded them."""
 
     kind: str
     label: str
@@ -91,7 +91,7 @@ class SizeClass:
 
 
 def sizes(recordings: list[Recording]) -> list[SizeClass]:
-    """Operations by kind and size; each rank's call counts."""
+    """Operations by kind and size; every rank's call counts."""
     labels = [label for _, label in _SIZE_CLASSES] + [_LARGEST]
     found: dict[tuple[int, int], SizeClass] = {}
     for recording in recordings:
@@ -108,9 +108,9 @@ def sizes(recordings: list[Recording]) -> list[SizeClass]:
 
 @dataclass
 class Step:
-    """The gradients of one step of a trainer on one rank; times in nanoseconds, as those of its `Recording`.
+    """The gradients of one step of a trainer on one rank; times in nanoseconds, as in its `Recording`.
 
-    Backward is known from ``begin``, when the first gradients were ready, to ``ready``, when the last ones were.
+    Backward is visible from ``begin``, when the first gradients were ready, to ``ready``, when the last gradients were.
     """
 
     rank: int
@@ -119,7 +119,7 @@ class Step:
     ready: int
     end: int
     communication: int  # while any of its operations was under way
-    overlapped: int  # of it before `ready`
+    overlapped: int  # the part of it before `ready`
 
 
 def steps(recording: Recording) -> list[Step]:
@@ -130,7 +130,7 @@ def steps(recording: Recording) -> list[Step]:
         if call.kind != "gradients" or owner is None:
             continue
         of_owner = groups.setdefault(owner.group(1), [[]])
-        if any(call.name == other.name for other in of_owner[-1]):  # a name comes once in a step
+        if any(call.name == other.name for other in of_owner[-1]):  # a name occurs once in a step
             of_owner.append([])
         of_owner[-1].append(call)
     found = [_step(recording.rank, owner, calls) for owner, of_owner in groups.items() for calls in of_owner]

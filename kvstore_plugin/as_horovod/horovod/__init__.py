@@ -1,10 +1,10 @@
-"""A package `horovod` that is mykv, for programs that import Horovod and are not changed: ``mykvrun --as horovod``.
+"""A package `horovod` over mykv, for unchanged programs that import Horovod: ``mykvrun --as horovod``.
 
-mykvrun puts the folder above this package on PYTHONPATH, before an installed Horovod. The package has what programs for
-MXNet import: `horovod.mxnet` with its submodules, `horovod.run`, and the parts of `horovod.common` that say what the
-build has.
+mykvrun puts the folder above this package on PYTHONPATH, before an installed Horovod. It has the modules that programs
+for MXNet import: `horovod.mxnet` with its submodules, `horovod.run`, and the parts of `horovod.common` about features
+of the build.
 """
 
 from .runner import run  # noqa: F401
 
-__version__ = "0.28.1"  # the release whose names these are
+__version__ = "0.28.1"  # the release of Horovod with these names

@@ -1,4 +1,4 @@
-"""horovod.common: its functions, and under the names of its submodules the same module."""
+"""horovod.common; its submodules are this module too."""
 
 import sys
 
@@ -7,11 +7,11 @@ from mxnet.base import MXNetError as HorovodInternalError  # noqa: F401
 
 
 def check_extension(*_):
-    """Do nothing: in Horovod this raises an error where the extension of a framework was not built."""
+    """Do nothing: in Horovod this raises an error if the extension of a framework was not built."""
 
 
 def extension_available(name, verbose=False):
-    """Whether the extension of a framework was built: that of MXNet."""
+    """Whether the extension of a framework was built; true for MXNet only."""
     return name == "mxnet"
 
 
@@ -23,7 +23,7 @@ def gpu_available(name, verbose=False):
 
 
 def is_iterable(value):
-    """Whether a value is an iterable other than a text."""
+    """Whether a value is an iterable but not a str."""
     return hasattr(value, "__iter__") and not isinstance(value, str)
 
 
@@ -33,7 +33,7 @@ def num_rank_is_power_2(number):
 
 
 def split_list(values, number):
-    """A list in a number of parts whose lengths differ by one at most."""
+    """Split a list into parts whose lengths differ by at most one."""
     short, longer = divmod(len(values), number)
     starts = [part * short + min(part, longer) for part in range(number + 1)]
     return [values[start:stop] for start, stop in zip(starts, starts[1:])]

@@ -1,4 +1,4 @@
-"""horovod.mxnet, and under the names of its submodules the same module."""
+"""horovod.mxnet; its submodules are this module too."""
 
 import sys
 
