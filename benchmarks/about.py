@@ -1,4 +1,4 @@
-"""The machine, the versions and the commands of a run, for the page that shows its results."""
+"""The machine, the versions and the commands of a run, for the page with its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .runner import Item
 
 
 def collect(wanted: list[str]) -> dict[str, Any]:
-    """The machine and the versions, ours and, if 'horovod' is needed, those of its environment."""
+    """The machine and the versions; if 'horovod' is needed, also those of its environment."""
     versions = {"ours": _versions(environments.our_python())}
     if "horovod" in wanted:
         versions["horovod"] = _versions(environments.horovod_python())
@@ -22,7 +22,7 @@ def collect(wanted: list[str]) -> dict[str, Any]:
 
 
 def commands(plan: list[Item]) -> list[str]:
-    """What starts each different setup, without paths; JOB.json holds the cases."""
+    """The command of each setup, without paths; JOB.json holds the cases."""
     shown = {}
     for item in plan:
         title = f"{item.setup.title}, {item.ranks} ranks"
@@ -76,7 +76,7 @@ def _chosen_word(path: str) -> str:
 
 
 def _commit() -> str:
-    """The commit whose code is measured; pages, which a run before this may have written, are no code."""
+    """The commit of the measured code; changed pages, perhaps from an earlier run, do not count."""
     commit = _git("describe", "--always")
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs", ":!*.md")
     return (commit or "unknown") + ("-dirty" if changed else "")

@@ -1,4 +1,4 @@
-"""Everything that docs/benchmarks.md shows, in one go: ``python -m benchmarks.all``; `make bench` runs it."""
+"""All measurements for docs/benchmarks.md: ``python -m benchmarks.all``; `make bench` runs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MINUTES = 25.5
 
 
 def main() -> None:
-    """Measure, keep the results, write the page."""
+    """Measure, save the results, write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", default="all", help="all, none, or some of " + ",".join(peers.PEERS))
     parser.add_argument("--rounds", type=int, default=5, help="at most this number")
@@ -27,7 +27,7 @@ def main() -> None:
     given = parser.parse_args()
     wanted = peers.chosen(given.peers)
     if "horovod" in wanted:
-        environments.horovod_python()  # the time that building it takes is not counted
+        environments.horovod_python()  # the build time is not counted
     missing = _make_intel_mpi() if "mpi" in wanted else ""
     begin = time.monotonic()
     results = Results(about={**about.collect(wanted), "no intel mpi": missing})
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _make_intel_mpi() -> str:
-    """Install Intel MPI; why it cannot be measured, or nothing."""
+    """Install Intel MPI. Returns why it cannot be measured, or None."""
     try:
         environments.intel_python()
     except (OSError, RuntimeError) as error:
@@ -56,7 +56,7 @@ def _make_intel_mpi() -> str:
 
 
 def _once(wanted: list[str]) -> list[Item]:
-    """What no target stands on, and memory."""
+    """Cases without a target, and memory."""
     arrays = {"mykv": scaling.array_cases("own") + scaling.array_cases("stock")}
     for peer in ("horovod", "dist_sync"):
         arrays[peer] = scaling.array_cases("own")
@@ -97,12 +97,12 @@ def _two_ranks(wanted: list[str], chosen: list[Item]) -> list[Item]:
 def _updates(wanted: list[str]) -> list[Item]:
     plan = updates.plan(wanted)
     bound = next(item for item in plan if item.setup == peers.MYKV_BOUND)
-    bound.cases[:0] = _sizes()  # in processes that are there anyway
+    bound.cases[:0] = _sizes()  # in processes that other cases use too
     return plan
 
 
 def _require(chosen: list[Item], setup: peers.Setup, case: Case) -> None:
-    """Add a case of one setting that a target names, if it was not chosen anyway."""
+    """Add a case with the setting that a target names, unless it was chosen already."""
     item = next((item for item in chosen if item.setup == setup), None)
     if item is None:
         chosen.append(Item(setup, 2, [case]))
@@ -126,7 +126,7 @@ def _training(wanted: list[str]) -> list[Item]:
     stock = [cases.training("stock", iterations=6), cases.breakdown("stock")]
     items = [Item(peers.MYKV, 2, own + stock), Item(peers.ALONE, 2, own)]
     items.append(Item(peers.ONE_BUCKET, 2, own[:1]))
-    # Threads that wait for each other by spinning, on cores that they do not have, make each step take seconds.
+    # With threads that spin and outnumber the cores, each step takes seconds.
     items.append(Item(peers.TWO_THREADS, 2, cases.shortened([{**own[0], "warmup": 1}], 4), rounds=1))
     if "horovod" in wanted:
         items += [Item(setup, 2, own, rounds=2) for setup in (peers.SETUPS["horovod"][0], peers.HOROVOD_NO_CYCLE)]

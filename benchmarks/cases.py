@@ -1,6 +1,6 @@
-"""The pieces of work that are measured, as the dictionaries that workers understand (workers/with_mxnet.py).
+"""The measured cases, as dictionaries for the workers (workers/with_mxnet.py).
 
-The id of a case is its name in results; the same id stands for the same work with every peer.
+The id of a case is its name in results; the same id means the same work with every peer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ Case = Dict[str, Any]
 
 KB, MB = 1024, 1024 * 1024
 
-# Training as the targets have it: ResNet-18, 64 pixels, 8 images per worker.
+# The training of the targets: ResNet-18, 64 pixels, 8 images per worker.
 _TRAINING = {"network": "resnet18_v1", "pixels": 64, "batch": 8}
 
 
@@ -44,13 +44,13 @@ def update(optimizer: str, flavour: str) -> Case:
 
 
 def training(flavour: str, iterations: int = 12) -> Case:
-    """Whole training steps, compared with a network of the same process that trains alone."""
+    """Whole training steps, compared with a network in the same process that trains alone."""
     name = f"training/{flavour}"
     return {"id": name, "kind": "training", "flavour": flavour, **_TRAINING, "iterations": iterations, "warmup": 3}
 
 
 def stream(flavour: str) -> Case:
-    """Training that waits only now and then, compared with its compute and its communication alone."""
+    """Training that rarely waits, compared with its compute and its communication alone."""
     name = f"stream/{flavour}"
     return {"id": name, "kind": "stream", "flavour": flavour, **_TRAINING, "steps": 6, "iterations": 3, "warmup": 1}
 
@@ -62,12 +62,12 @@ def breakdown(flavour: str) -> Case:
 
 
 def late() -> Case:
-    """A rank that waits for a late one."""
+    """A rank that waits for a straggler."""
     return {"id": "late", "kind": "late", "seconds": 1.0, "iterations": 1}
 
 
 def idle() -> Case:
-    """A process that has nothing to do."""
+    """An idle process."""
     return {"id": "idle", "kind": "idle", "seconds": 1.0, "iterations": 1}
 
 
@@ -78,23 +78,23 @@ def python_time(model: str, flavour: str) -> Case:
 
 
 def memory(model: str, flavour: str) -> Case:
-    """Memory of a process that has reduced the gradients of a model a few times; wants a process of its own."""
+    """Memory of a process that has reduced the gradients of a model a few times; needs its own process."""
     return {"id": f"memory/{model}", "kind": "memory", "model": model, "flavour": flavour, "iterations": 3}
 
 
 def in_place(nbytes: int) -> Case:
-    """Allreduce of memory of the core, where it lies."""
+    """Allreduce of the core's memory, in place."""
     return {**pushpull(nbytes), "id": f"in place/{nbytes}", "kind": "in place"}
 
 
 def paused(nbytes: int) -> Case:
-    """Allreduce of memory of the core after a pause of 3 ms, and the processor time of such an operation."""
+    """Allreduce of the core's memory after a pause of 3 ms, and its processor time."""
     shared = {"nbytes": nbytes, "pause": 0.003, "iterations": 100, "warmup": 5}
     return {"id": f"after a pause/{nbytes}", "kind": "paused", **shared}
 
 
 def back_to_back(nbytes: int, iterations: int = 400) -> Case:
-    """Processor time of a rank for one of many allreduces in a row of memory of the core."""
+    """Processor time of a rank per allreduce, for many consecutive allreduces of the core's memory."""
     return {"id": f"in a row/{nbytes}", "kind": "in a row", "nbytes": nbytes, "iterations": iterations, "warmup": 20}
 
 
@@ -104,7 +104,7 @@ def barrier() -> Case:
 
 
 def compressed(nbytes: int, wire: str) -> Case:
-    """Allreduce of memory of the core, which travels between hosts as `wire` says; empty: as it is."""
+    """Allreduce of the core's memory, sent between hosts in the form `wire`; empty: unchanged."""
     name = f"compressed/{nbytes}/{wire.split()[0] if wire else 'none'}"
     return {"id": name, "kind": "compressed", "nbytes": nbytes, "wire": wire, "iterations": 2, "warmup": 1}
 

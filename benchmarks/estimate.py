@@ -1,7 +1,7 @@
-"""What training on several hosts would cost: ``python -m benchmarks.estimate --model resnet50 --hosts 4``.
+"""Estimates the cost of training on several hosts: ``python -m benchmarks.estimate --model resnet50 --hosts 4``.
 
-The time on the network is that of benchmarks/model.py; the rest of the time is measured on docs/benchmarks.md and
-docs/benchmarks-hosts.md. docs/cost.md says what the numbers mean, and tests hold the model against these pages.
+The time on the network is that of benchmarks/model.py; the rest comes from docs/benchmarks.md and
+docs/benchmarks-hosts.md. docs/cost.md explains the numbers, and tests compare the model with these pages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from . import model
 
 # The fit of benchmarks/model.py to 4 KB on 2, 4 and 8 hosts that share two cores: the worst case of a message.
 LATENCY, MESSAGE = 0.0, 46e-6
-# Share of the bytes that travels between hosts. Top-k takes longer than its bytes, since it has to find them.
+# Share of the bytes that is sent between hosts. Top-k takes longer than its bytes, since it must find the elements.
 COMPRESSION = {"none": 1.0, "fp16": 1 / 2, "bf16": 1 / 2, "2bit": 1 / 16}
 # Sums in shared memory: seconds per byte and rank, between those of BERT-base on 2 and ResNet-50 on 4 ranks.
 IN_MEMORY = 42.4e-12
@@ -36,7 +36,7 @@ ERRORS = {
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained, and on what.
+    """A training job and its hosts.
 
     Attributes
     ----------
@@ -80,10 +80,10 @@ class Cost:
 
 
 def cost(job: Job) -> Cost:
-    """What a step of a job costs, by the model.
+    """The modelled cost of a job's step.
 
-    Gradients begin to travel when backward has written the first of them, and the next forward pass begins with the
-    first weights: so communication hides behind backward, and not behind forward.
+    Sending begins when backward has written the first gradients, and the next forward pass begins with the first
+    weights: so backward hides communication, forward does not.
     """
     sent = job.nbytes * COMPRESSION[job.compression]
     communication = IN_MEMORY * job.nbytes * job.workers if job.workers > 1 else 0.0
@@ -222,7 +222,7 @@ def _job(given: argparse.Namespace) -> Job:
 
 
 def main() -> None:
-    """Print what a step costs."""
+    """Print the cost of a step."""
     print(report(_job(_parsed())))
 
 

@@ -1,4 +1,4 @@
-"""What mykv costs in addition to time on the wire: ``python -m benchmarks.footprint``.
+"""Measures mykv's cost other than time on the wire: ``python -m benchmarks.footprint``.
 
 The share of a core of a rank that waits and of one that is idle, Python's time in step() of ResNet-50's 193 parameters,
 and the memory of processes that reduce, compared with that of processes that do not.
@@ -15,7 +15,7 @@ MODELS = ("resnet50", "bert")
 
 
 def cpu_and_python() -> list[cases.Case]:
-    """The cases that share a process."""
+    """The cases in one process."""
     return [cases.late(), cases.idle(), cases.python_time("resnet50", "own")]
 
 

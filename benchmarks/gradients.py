@@ -1,6 +1,6 @@
 """Time of allreduce_grads() for a network's gradients: ``python -m benchmarks.gradients --models resnet50,bert``.
 
-mykv runs with the stock gluon.Trainer ('stock') and with DistributedTrainer ('own'); a peer has one way for both.
+mykv runs with the stock gluon.Trainer ('stock') and with DistributedTrainer ('own'); a peer has one trainer for both.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from .command_line import measure, parser
 
 
 def main() -> None:
-    """Measure the trainers of every peer that has one."""
+    """Measure every peer that has a trainer."""
     arguments = parser(__doc__)
     arguments.add_argument("--models", default="resnet50,bert", help="resnet18, resnet50, bert or COUNTxBYTES")
     arguments.add_argument("--dtype", default="float32")

@@ -1,4 +1,4 @@
-"""Everything that docs/benchmarks-hosts.md shows: ``python -m benchmarks.hosts``; `make bench-hosts` runs it."""
+"""All measurements for docs/benchmarks-hosts.md: ``python -m benchmarks.hosts``; `make bench-hosts` runs it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .results import Results
 
 RESULTS = environments.HOME / "hosts.json"
 RATE = "1gbit"
-SLOW_RATE = "200mbit"  # where compression is worth its time
+SLOW_RATE = "200mbit"  # where compression pays off
 LIMIT_S = 150.0  # for one launch
 
 TCP = Setup("tcp", peers.AS_INSTALLED, "tcp")
@@ -38,7 +38,7 @@ SIZES = (16 * MB, 64 * MB)
 
 
 def main() -> None:
-    """Measure, keep the results, write the page."""
+    """Measure, save the results, write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", default="all", help="all, none, or some of " + ",".join(peers.PEERS))
     parser.add_argument("--rounds", type=int, default=3)
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _measure(section: str, plan: list[Any], rounds: int, results: Results) -> None:
-    """Run a section's launches, each network once for all rounds; earlier results of the section go."""
+    """Run a section's launches, each network once for all rounds; replaces earlier results of the section."""
     results.records = [record for record in results.records if record["section"] != section]
     results.failures = [failure for failure in results.failures if failure["section"] != section]
     with Progress(rounds * len(plan), section, "launch") as progress:
@@ -77,7 +77,7 @@ def _measure(section: str, plan: list[Any], rounds: int, results: Results) -> No
 def _launch(
     section: str, up: Network, per_host: int, setup: Setup, work: list[Case], number: int, results: Results
 ) -> str:
-    """Launch once; what to print of it."""
+    """Launch once. Returns the text to print."""
     begin = time.monotonic()
     where = {"section": section, "peer": setup.peer, "setup": setup.name, "round": number}
     where["ranks"] = f"{up.hosts}x{per_host}"
@@ -140,7 +140,7 @@ def _training(wanted: list[str]) -> list[Any]:
 
 
 def _agreement(wanted: list[str]) -> list[Any]:
-    """What agreeing costs per step, and allreduces of several sizes, at several numbers of hosts."""
+    """Cost of the agreement per step, and allreduces of several sizes, for several numbers of hosts."""
     step = {"id": "agreement/193", "kind": "agreement", "keys": 193, "iterations": 10, "warmup": 2}
     sizes = [{**cases.pushpull(nbytes), "iterations": 10, "warmup": 3} for nbytes in (4 * KB, MB)]
     return [(hosts, "", 1, peers.CORE, [step, *sizes]) for hosts in (2, 4, 8)] + [

@@ -14,14 +14,14 @@ from .plots import COLOURS, Drawn, bars_of
 from .results import Results
 
 _LINK = 1e9 / 8  # bytes per second
-_MOST = 1448 / 1514  # what headers leave of it
+_MOST = 1448 / 1514  # the rate without headers
 _SHAPES = ((2, 1), (2, 2), (3, 1), (3, 2), (4, 1), (4, 2))  # hosts, ranks on each
 _KINDS = (("in place", "gradients in shared memory", COLOURS["mykv"]), ("pushpull", "any array", "#8fc1a9"))
 _WIRES = {"none": "uncompressed", "float16": "16 bits", "2bit": "2 bits", "topk": "top-k 1%"}
 
 
 def draw(results: Results, folder: Path) -> list[Drawn]:
-    """Draw what the results have numbers for; (title, file name, sentence) of each plot."""
+    """Draw the plots for which there are results. Returns (title, file name, caption) of each plot."""
     plt.rcParams.update({"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "svg.hashsalt": "mykv"})
     drawn = []
     for name, draw_one in (("summary.svg", _summary), ("links.svg", _links)):
@@ -60,7 +60,7 @@ def _summary(results: Results) -> tuple[plt.Figure, str, str] | None:
 
 
 def _links(results: Results) -> tuple[plt.Figure, str, str] | None:
-    """What part of the link's rate a sum of 64 MB reaches, by hosts and ranks."""
+    """The share of the link's rate that a sum of 64 MB reaches, by hosts and ranks."""
     found = {
         kind: {
             shape: results.get("mykv core", f"{kind}/{64 * MB}", "time", "{}x{}".format(*shape)) for shape in _SHAPES

@@ -43,7 +43,7 @@ reached over TCP. Compressed arrays are normal random numbers in shared memory, 
 compressor has it. The ranks start at a common moment, the slowest one counts, and times are medians over all rounds.
 """
 
-# Below the table while the line is missed: what was tried, what bounds it.
+# Shown below the table while the target is missed: attempts and limits.
 _STEP = """\
 The link allows 374 ms, or 391 ms with TCP's headers: 0.6 of Horovod's time would be less than the link's limit."""
 
@@ -315,7 +315,7 @@ def _with_quartiles(one: Spread) -> str:
 
 
 def _not_faster(results: Results) -> str:
-    """The cases of the page in which another one is as fast or faster."""
+    """The cases of the page in which a peer is as fast or faster."""
     get = results.best
     small, large, step = f"pushpull/{4 * KB}", f"pushpull/{64 * MB}", "step/resnet18/own"
     spins = "Its ranks spin while they wait."

@@ -1,7 +1,7 @@
-"""Starts one group of measured processes, waits within a time limit, and leaves none of them behind.
+"""Starts one group of measured processes, waits for it with a time limit, and leaves no process behind.
 
-mpirun puts its ranks into process groups of their own, and a killed mpirun orphans them. So every process carries a
-token in its environment, which its descendants inherit, and a process that still has it at the end is killed by its id.
+mpirun puts its ranks into process groups of their own, and a killed mpirun orphans them. So every process has a token
+in its environment, which its descendants inherit, and processes with the token that remain at the end are killed by id.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from .workers.meeting import Meeting
 
 WORKER = str(Path(__file__).resolve().parent / "run_worker.py")
 _TOKEN = "MYKV_BENCH_LAUNCH"
-_GRACE_S = 3.0  # what mpirun gets to end its ranks
+_GRACE_S = 3.0  # time for mpirun to end its ranks
 _LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "DMLC_")
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 class LaunchError(RuntimeError):
-    """The processes failed or took too long; the message ends with their last words."""
+    """The processes failed or took too long; the message ends with their last lines of output."""
 
 
 def launch(
     setup: Setup, ranks: int, cases: list[dict[str, Any]], limit_s: float, network: Network | None = None
 ) -> list[list[dict[str, Any]]]:
-    """Run `cases` in `ranks` processes, on this machine or as many on each host of a network.
+    """Run `cases` in `ranks` processes, on this machine or on each host of a network.
 
     Returns
     -------
@@ -78,7 +78,7 @@ def run_program(setup: Setup, command: list[str], limit_s: float) -> str:
 
 
 def command_line(setup: Setup, ranks: int, job: str, network: Network | None = None) -> list[str]:
-    """The command that starts the measured processes; for dist_sync, one of them."""
+    """The command that starts the measured processes; for dist_sync, one process."""
     worker = [setup.python(), WORKER, setup.backend, job]
     if setup.backend in ("dist_sync", "limit"):
         return worker
@@ -89,18 +89,18 @@ def command_line(setup: Setup, ranks: int, job: str, network: Network | None = N
 
 
 def described(setup: Setup, ranks: int) -> str:
-    """The command with its environment, as a person would type it."""
+    """The command with its environment, as typed in a shell."""
     words = [f"{name}={value}" for name, value in setup.env.items()]
     words += [shlex.quote(os.path.basename(word)) for word in command_line(setup, ranks, "JOB.json")]
     return " ".join(words)
 
 
 def environment(setup: Setup) -> dict[str, str]:
-    """This environment without traces of another launcher, and with the setup's variables."""
+    """This environment without another launcher's variables, and with the setup's variables."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
     if setup.peer in ("horovod", "intel mpi"):
         clean.pop("PYTHONPATH", None)
-    if setup.peer == "intel mpi":  # its mpirun looks for its other programs on PATH
+    if setup.peer == "intel mpi":  # mpirun looks for its other programs on PATH
         clean["PATH"] = f"{Path(setup.python()).parent}{os.pathsep}{clean['PATH']}"
     return {**clean, **_AS_ROOT, "OMP_NUM_THREADS": "1", **setup.env}
 
@@ -156,7 +156,7 @@ def _run(setup: Setup, commands: list[Any], output: Path, limit_s: float) -> Non
 
 
 def _wait(started: list[subprocess.Popen[bytes]], limit_s: float) -> str:
-    """Wait for all; what went wrong, or nothing."""
+    """Wait for all. Returns the error, or None."""
     deadline = time.monotonic() + limit_s
     while True:
         codes = [process.poll() for process in started]
@@ -188,7 +188,7 @@ def _end(started: list[subprocess.Popen[bytes]], token: str) -> None:
 
 
 def _members(token: str) -> list[int]:
-    """Living processes with our token; a zombie shows no environment."""
+    """Running processes with our token; a zombie has no environment."""
     wanted, found = f"{_TOKEN}={token}".encode(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

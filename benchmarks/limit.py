@@ -1,6 +1,7 @@
-"""Allreduce of adopted memory, and the same loads and stores without synchronization: ``python -m benchmarks.limit``.
+"""Measures allreduce of adopted memory, and the same loads and stores without synchronization: ``python -m
+benchmarks.limit``.
 
-Two ranks. The limit is the fastest of the plain kernels in workers/limit.cpp. `many_plan` is of more ranks than cores.
+Two ranks. The limit is the fastest of the plain kernels in workers/limit.cpp. `many_plan` has more ranks than cores.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def plan(nbytes: int = NBYTES) -> list[Item]:
 
 
 def many_plan(ranks: tuple[int, ...], nbytes: int, limited: tuple[int, ...]) -> list[Item]:
-    """A barrier of each number of processes, and of some of these the limit of arrays of `nbytes` bytes."""
+    """A barrier for each number of processes, and for some of them the limit for arrays of `nbytes` bytes."""
     loops = {**cases.limit(nbytes), "iterations": 6}
     return [Item(peers.LIMIT, size, [cases.barrier(), *([loops] if size in limited else [])]) for size in ranks]
 

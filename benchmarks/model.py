@@ -1,4 +1,4 @@
-"""A model of an allreduce between hosts, for numbers of hosts that were not at hand: ``python -m benchmarks.model``.
+"""A model of an allreduce between hosts, for numbers of hosts that cannot be measured: ``python -m benchmarks.model``.
 
 An operation of B bytes on h hosts of r ranks, over links of b bytes/s each way:
 
@@ -11,7 +11,7 @@ An operation of B bytes on h hosts of r ranks, over links of b bytes/s each way:
   sends and receives a message to and from each host of its row and of its column, both for values and for results, or
   as many as the bytes need at 60 KiB each.
 
-l and m come from what 2 to 8 hosts measured (docs/benchmarks-hosts.md), by least squares.
+l and m come from measurements with 2 to 8 hosts (docs/benchmarks-hosts.md), by least squares.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Network:
     Attributes
     ----------
     latency : float
-        Seconds from one rank's decision to send until the other has the message, of a small one.
+        Seconds from a rank's decision to send a small message until the other rank has it.
     message : float
         Seconds of a rank's thread per message sent or received.
     bandwidth : float
@@ -75,7 +75,7 @@ def messages(hosts: int, ranks: int, nbytes: float) -> float:
 
 
 def agreement(hosts: int) -> tuple[float, float]:
-    """Messages in a row, and messages of the busiest rank, until all hosts know that an operation is complete."""
+    """Consecutive messages, and messages of the busiest rank, until all hosts know that an operation is complete."""
     levels, covered = 0, 1
     while covered < hosts:
         levels += 1
@@ -84,12 +84,12 @@ def agreement(hosts: int) -> tuple[float, float]:
 
 
 def carried(hosts: int, nbytes: float) -> bool:
-    """Whether an operation travels with the messages of the agreement."""
+    """Whether the agreement's messages carry an operation."""
     return nbytes <= min(_CARRIED, _ALL_CARRIED / min(hosts - 1, _FAN_OUT))
 
 
 def coefficients(hosts: int, ranks: int, nbytes: float) -> tuple[float, float, float]:
-    """How often an allreduce has the latency and the message cost in a row, and the bytes that cross each link."""
+    """Numbers of consecutive latencies and message costs of an allreduce, and the bytes that cross each link."""
     in_a_row, handled = agreement(hosts)
     if carried(hosts, nbytes):
         return in_a_row, handled, nbytes * min(hosts - 1, _FAN_OUT)
@@ -98,7 +98,7 @@ def coefficients(hosts: int, ranks: int, nbytes: float) -> tuple[float, float, f
 
 
 def seconds(network: Network, hosts: int, ranks: int, nbytes: float) -> float:
-    """Of one allreduce: the wire, or the ranks' threads if these are slower, and the ways of the messages."""
+    """Seconds of one allreduce: the wire, or the ranks' threads if they are slower, plus the latencies."""
     latencies, handled, crossing = coefficients(hosts, ranks, nbytes)
     wire = crossing / (network.bandwidth * _HEADERS)
     return latencies * network.latency + max(wire, handled * network.message)
@@ -115,7 +115,7 @@ def fitted(results: Results) -> Network:
             times.append(found.median)
     if len(rows) < 2:
         raise SystemExit("The model needs the section 'agreement' of make bench-hosts.")
-    # Relative errors count alike.
+    # Minimizes relative errors.
     weighted = np.array(rows) / np.array(times)[:, None]
     latency, message = (float(one) for one in np.linalg.lstsq(weighted, np.ones(len(times)), rcond=None)[0])
     if latency < 0:  # the best fit without a latency

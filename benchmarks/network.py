@@ -1,6 +1,6 @@
-"""Several hosts on one machine, to measure and test what crosses a network: ``with Network(2, "1gbit") as network``.
+"""Several hosts on one machine, to measure and test network traffic: ``with Network(2, "1gbit") as network``.
 
-Each host is a network namespace with a name and an address of its own; a bridge joins them, and a token bucket filter
+Each host is a network namespace with its own name and address; a bridge joins them, and a token bucket filter
 holds each link to a rate. Needs root, iproute2, and the mpirun of Open MPI 5, MPICH or Intel MPI. Memory and cores are
 shared by all.
 """
@@ -15,11 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import Sequence
 
-# A host's name in the kernel has at most 15 characters, and other runs may have their own at the same time.
+# Interface names have at most 15 characters, and must differ from those of other runs.
 _NAME = f"mkb{os.getpid() % 100000}"
 _SUBNET = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
 
-# What mpirun calls instead of ssh: AGENT [-OPTION...] ADDRESS COMMAND...
+# Replaces ssh for mpirun: AGENT [-OPTION...] ADDRESS COMMAND...
 _AGENT = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 address=$1
@@ -34,7 +34,7 @@ exec ip netns exec "$name" unshare --uts bash -c "hostname $name; $*"
 
 
 def unavailable() -> str:
-    """Why there can be no such hosts here; empty where there can."""
+    """Why such hosts cannot be created here; empty: they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [program for program in ("ip", "tc", "unshare") if shutil.which(program) is None]
@@ -109,7 +109,7 @@ class Network:
         return f"{_SUBNET}.{host}"
 
     def set_link(self, host: int, up: bool) -> None:
-        """Plug a host's cable in, or pull it; hosts begin with 1."""
+        """Connect or disconnect a host's link; hosts count from 1."""
         _ip(f"link set {_NAME}v{host} {'up' if up else 'down'}")
 
     def inside(self, host: int, words: Sequence[str]) -> list[str]:
@@ -131,10 +131,10 @@ class Network:
         return [*agent, *settings, "--host", ",".join(hosts), "--oversubscribe", "--bind-to", "none"]
 
     def _hydra(self, hosts: list[str]) -> list[str]:
-        """MPICH's launcher, which Intel's is made from; only in a file both heed the numbers of ranks."""
+        """MPICH's launcher, on which Intel's is based; both respect numbers of ranks only in a file."""
         file = Path(self._script("machines"))
         file.write_text("".join(f"{host}\n" for host in hosts), encoding="ascii")
-        names = ["-iface", "eth0", "-localhost", self.address(1)]  # no name of a host is known to the others
+        names = ["-iface", "eth0", "-localhost", self.address(1)]  # hosts do not know each other's names
         return ["-launcher", "ssh", "-launcher-exec", self._script("agent"), *names, "-machinefile", str(file)]
 
     def _script(self, name: str) -> str:

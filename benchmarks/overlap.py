@@ -1,4 +1,4 @@
-"""Draws when the buckets of a trainer were on the network: ``python -m benchmarks.overlap TIMELINE OUTPUT.svg``.
+"""Plots the times of a trainer's buckets on the network: ``python -m benchmarks.overlap TIMELINE OUTPUT.svg``.
 
 TIMELINE is a file of mykv.start_timeline() from a job on several hosts.
 """
@@ -15,12 +15,12 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-_STEPS = 3  # that are drawn, from the middle of the file
+_STEPS = 3  # plotted steps, from the middle of the file
 _COLOURS = {"wait": "#d9d9d9", "network": "#3b6ea8"}
 
 
 def main() -> None:
-    """Read, draw, and say how long the network was idle."""
+    """Read, plot, and print how long the network was idle."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("timeline", type=Path)
     parser.add_argument("output", type=Path)
@@ -56,7 +56,7 @@ def _rows(trace: list | dict) -> dict[int, list[tuple[str, float, float]]]:
 
 
 def _covered(intervals: list[tuple[float, float]], window: tuple[float, float]) -> float:
-    """How much of the window the intervals cover."""
+    """Total length of the window that the intervals cover."""
     covered, reached = 0.0, window[0]
     for begin, end in sorted(intervals):
         begin, end = max(begin, reached), min(end, window[1])

@@ -1,4 +1,4 @@
-"""Figures of docs/benchmarks.md and docs/benchmarks-hosts.md, and of their tables."""
+"""Reads figures of docs/benchmarks.md and docs/benchmarks-hosts.md, and of their tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def limit(hosts: int) -> float:
 
 
 def commit_of(page: str) -> str:
-    """The commit whose figures a page of benchmarks shows."""
+    """The commit of the figures on a page of benchmarks."""
     found = re.search(r"^- commit (\w+)", _page(page), re.MULTILINE)
     if found is None:
         raise ValueError(f"docs/{page} names no commit.")

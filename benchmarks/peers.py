@@ -1,7 +1,7 @@
-"""Who is measured, and each peer's settings: as installed, and the candidates for its best.
+"""The peers, and their settings: as installed, and candidates for the best.
 
-The settings are those that a peer's own documentation offers for speed. The first setup of a peer is how it runs as
-installed; which of the others is best is measured for every piece of work, see tuning.py.
+The settings come from a peer's own documentation on speed. A peer's first setup is as installed; the best of the others
+is measured for each case, see tuning.py.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Setup:
     env : dict
         Environment variables.
     options : dict
-        What the worker passes on to its peer.
+        Options that the worker passes on to its peer.
     servers : int
         Server processes of a parameter server; 0 is one for each worker.
     suits : str
-        The cases, by how their ids begin, for which these settings can matter.
+        Prefix of the ids of cases for which these settings can matter.
     """
 
     peer: str
@@ -56,7 +56,7 @@ class Setup:
     suits: str = ""
 
     def launcher_options(self, ranks: int) -> tuple[str, ...]:
-        """Options of mpirun; it refuses defaults and binding where the ranks outnumber the cores."""
+        """Options of mpirun, which rejects defaults and binding if ranks outnumber cores."""
         return self.mpirun if ranks <= len(os.sched_getaffinity(0)) else UNBOUND
 
     @property
@@ -65,7 +65,7 @@ class Setup:
         return f"{self.peer}, {self.name}"
 
     def python(self) -> str:
-        """The interpreter that has this peer."""
+        """The interpreter in which this peer is installed."""
         made = {"horovod": environments.horovod_python, "intel mpi": environments.intel_python}
         return made.get(self.peer, environments.our_python)()
 
@@ -78,10 +78,10 @@ MYKV_BOUND = Setup("mykv", "bound", "mykv", mpirun=BOUND)
 CORE = Setup("mykv core", AS_INSTALLED, "core")
 ALONE = Setup("alone", AS_INSTALLED, "alone")
 ALONE_BOUND = Setup("alone", "bound", "alone", mpirun=BOUND)
-# What MPI offers at best on one host; measured with the sizes where that is so.
+# MPI's best options on one host, for the sizes that benefit.
 INTEL_MPI = Setup("intel mpi", AS_INSTALLED, "mpi", mpirun=DEFAULT)
 LIMIT = Setup("limit", AS_INSTALLED, "limit")
-# Threads of MXNet's operators; with two, the ranks of this benchmark ask for twice the cores that there are.
+# Threads of MXNet's operators; with two, the ranks of this benchmark need twice the available cores.
 TWO_THREADS = Setup("mykv", "2 OpenMP threads", "mykv", env={"OMP_NUM_THREADS": "2"})
 ONE_BUCKET = Setup("mykv", "one bucket", "mykv", options={"bucket_bytes": 1 << 30})
 HOROVOD_NO_CYCLE = Setup("horovod", "cycle time 0, yield", "horovod_peer", env=_NO_CYCLE)

@@ -1,4 +1,4 @@
-"""What docs/pictures.md shows: ``python -m benchmarks.pictures`` measures (as root), draws and writes the page.
+"""The pictures of docs/pictures.md: ``python -m benchmarks.pictures`` measures (as root), draws and writes the page.
 
 ``--draw`` draws and writes it again from what was measured last.
 """
@@ -62,7 +62,7 @@ def _measure(rounds: int) -> dict[str, Any]:
         results["curves"][str(workers)] = {"losses": found["losses"], "epochs": found["epochs"]}
     with Network(2, RATE) as hosts:
         for number in range(rounds):
-            for mode, job in MODES.items():  # in turns, so that the machine's load meets all of them
+            for mode, job in MODES.items():  # in turns, so that the machine's load affects all of them
                 found = _run(_over(hosts), {**job, "epochs": 8, "hidden": HIDDEN})
                 kept = {"epochs": found["epochs"], "steps": len(found["steps"]), "parameters": found["parameters"]}
                 results["times"][mode].append({**kept, "load": os.getloadavg()[0]})
@@ -111,7 +111,7 @@ def _over(hosts: Network) -> Started:
 
 
 def _run(started: Started, job: dict[str, Any]) -> dict[str, Any]:
-    """Run a job of several workers and return its results; it is an error when their weights differ at the end."""
+    """Run a job of several workers and return its results; raises an error if the weights differ at the end."""
     program = [sys.executable, launch.WORKER, "digits", json.dumps(job)]
     printed = launch.run_program(peers.MYKV, started(program), LIMIT_S)
     found = json.loads(next(line for line in reversed(printed.splitlines()) if line.startswith("{")))

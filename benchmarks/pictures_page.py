@@ -76,7 +76,7 @@ def _accuracy(results: dict[str, Any], folder: str) -> str:
 
 
 def _was_busy(results: dict[str, Any]) -> bool:
-    """Whether other programs ran, by the load average at the ends of the runs, which two workers bring to 2 at most."""
+    """Whether other programs ran, by the load average at the ends of the runs, which two workers raise to at most 2."""
     return max(run["load"] for each in results["times"].values() for run in each) > 2.5
 
 
@@ -95,7 +95,7 @@ def _timeline(folder: str) -> str:
 
 
 def scaling(folder: str) -> str:
-    """The section whose figures are those of the pages of benchmarks."""
+    """The section with figures from the pages of benchmarks."""
     sums, times = page_figures.hosts_sums(), page_figures.host_sums()
     shares = [page_figures.limit(hosts) / time for (hosts, _), time in sums.items()]
     commits = [page_figures.commit_of(page) for page in ("benchmarks-hosts.md", "benchmarks.md")]

@@ -1,7 +1,6 @@
 """The plots of docs/benchmarks.md, with the text under each.
 
-A peer has the same colour everywhere. A measurement as installed is a thin line, the better of a peer's settings
-a thick one.
+A peer has the same colour everywhere. Thin lines: as installed. Thick lines: the best of a peer's settings.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ FIRST = (SUMMARY, "size.svg")  # before the first table
 
 
 def draw(results: Results, folder: Path) -> list[Drawn]:
-    """Draw what the results have numbers for; (title, file name, sentence) of each plot."""
+    """Draw the plots for which there are results. Returns (title, file name, caption) of each plot."""
     plt.rcParams.update({"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "svg.hashsalt": "mykv"})
     drawn = []
     summary = _summary(results)
@@ -94,7 +93,7 @@ def bars_of(axes: plt.Axes, title: str, rows: list[tuple[str, str, Spread]]) -> 
 
 
 def shown(results: Results, peer: str, case: str, series: str = "time") -> Spread | None:
-    """What tables and plots show: the better of a peer's settings, and of whole training steps mykv as installed."""
+    """The setups in tables and plots: the best of a peer's settings; for whole training steps, mykv as installed."""
     if peer == "mykv" and case.startswith("training/"):
         return results.get(peer, case, series)
     return results.best(peer, case, series)

@@ -44,7 +44,7 @@ Cell = Union[Spread, str, None]
 
 
 def _cells(ours: str, case: str, series: str = "time", setup: str = "") -> Callable[[Results], list[Cell]]:
-    """The cells of a line: mykv's case, with one setting if it is named, and the case of the others."""
+    """The cells of a line: mykv's case, with one setting if it is named, and the peers' case."""
 
     def cells(results: Results) -> list[Cell]:
         first = results.get("mykv", ours, series, setup=setup) if setup else plots.shown(results, "mykv", ours, series)
@@ -123,7 +123,7 @@ def write(results: Results, page: Path = PAGE) -> None:
 
 
 def folded(title: str, text: str) -> str:
-    """A part of a page that opens with a click, on the site and where the file is shown by itself; '' without text."""
+    """A folded part of a page, on the site and in other Markdown viewers; '' without text."""
     return f'<details markdown="1">\n<summary>{title}</summary>\n\n{text.rstrip()}\n\n</details>' if text else ""
 
 
@@ -156,7 +156,7 @@ def _short_rows(results: Results, brackets: bool = True) -> list[str]:
     before: list[Cell] = []
     for work, find in _SHORT:
         cells = find(results)
-        if any(cells) and cells != before:  # unbound ranks are the faster ones: the line above says it
+        if any(cells) and cells != before:  # unbound ranks are faster: the line above tells
             rows.append(f"| {work} | " + " | ".join(_short_cells(cells, brackets, work.startswith("processor"))) + " |")
         before = cells
     return rows
@@ -177,7 +177,7 @@ def _short_cells(cells: list[Cell], brackets: bool, share: bool) -> list[str]:
 
 
 def quartiles(one: Spread) -> str:
-    """The quartiles of a time in ms, as they stand behind its median."""
+    """The quartiles of a time in ms, in brackets."""
     digits = 3 if one.median < 1e-3 else 2 if one.median < 1e-2 else 1
     return f"({1e3 * one.lower:.{digits}f} to {1e3 * one.upper:.{digits}f})"
 
@@ -195,7 +195,7 @@ def repeat_in(page: Path, results: Results) -> None:
 
 
 def slower(work: str, ours: Spread | None, theirs: Spread | None, name: str, why: str = "") -> str:
-    """A line of "Where mykv is not faster", or nothing: the other one is faster, or less than 10% slower."""
+    """A line of "Where mykv is not faster" if the peer is faster or less than 10% slower, otherwise an empty text."""
     if ours is None or theirs is None or theirs.median >= 1.1 * ours.median:
         return ""
     ratio = ours.median / theirs.median
@@ -204,7 +204,7 @@ def slower(work: str, ours: Spread | None, theirs: Spread | None, name: str, why
 
 
 def _not_faster(results: Results) -> str:
-    """The cases of the page in which another one is as fast or faster."""
+    """The cases of the page in which a peer is as fast or faster."""
     lines = []
     spins = "Its ranks spin while they wait, and the call does not go through MXNet's engine."
     for nbytes in numbers(SIZES):
@@ -255,13 +255,13 @@ def notes() -> dict[str, str]:
 
 
 def another_machine(page: str) -> str:
-    """The section of a page on a run on another machine: the table that was kept, and a paragraph written by hand."""
+    """A page's section on a run on another machine: the saved table, and a hand-written paragraph."""
     kept = OTHERS / f"{page}.md"
     return f"{kept.read_text(encoding='utf-8')}\n{notes()[f'another machine: {page}']}" if kept.exists() else ""
 
 
 def _keep_as_another_machine(page: str, results: Results, rows: list[str]) -> None:
-    """Keep a run's short table for the section of a page on another machine, and leave the page's own figures."""
+    """Save a run's short table for a page's section on another machine, and leave the page's own figures."""
     about, kept = results.about, OTHERS / f"{page}.md"
     system = ", ".join(about["machine"][key] for key in ("processor", "system"))
     run = f"{about['rounds']} rounds of commit {about['commit']} on {system}:"
@@ -320,7 +320,7 @@ def write_times(folder: Path, ranks: str, rows: list[list[str]]) -> None:
 
 
 def _keys(results: Results) -> list[tuple]:
-    """What was measured, in the order in which cases came up first."""
+    """The measured cases, in the order of their first measurement."""
     keys = list(dict.fromkeys((r["case"], r["series"], r["ranks"], r["peer"], r["setup"]) for r in results.records))
     order = {case: number for number, case in enumerate(dict.fromkeys(key[0] for key in keys))}
     return sorted(keys, key=lambda key: (order[key[0]], key[1], key[2]))

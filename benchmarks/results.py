@@ -1,4 +1,4 @@
-"""What was measured, and the few statistics that are made of it."""
+"""The results, and their statistics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from .peers import AS_INSTALLED
 
-# Series that are added up over the ranks; of the others the slowest rank, or the one with the most, counts.
+# Series that are added up over the ranks; for other series the largest value counts.
 _ADDED = ("bytes", "cpu of all ranks")
 
 
@@ -44,7 +44,7 @@ class Results:
     failures : list of dict
         Launches that gave no results, with the error.
     tuning : list of dict
-        Records of the choice of settings, which count for nothing else.
+        Records for the choice of settings only.
     """
 
     about: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Results:
     tuning: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, about: dict[str, Any], lines: list[list[dict[str, Any]]]) -> None:
-        """Take the lines of all ranks of a launch (peer, setup, ranks and round in `about`)."""
+        """Add the lines of all ranks of a launch (peer, setup, ranks and round in `about`)."""
         for per_rank in zip(*lines):
             first = per_rank[0]
             combine = sum if first["series"] in _ADDED else max
@@ -71,7 +71,7 @@ class Results:
     def get(
         self, peer: str, case: str, series: str = "time", ranks: int = 2, setup: str = AS_INSTALLED
     ) -> Spread | None:
-        """What was measured with one setup; None if it was not."""
+        """The statistics with one setup; None if it was not measured."""
         numbers = self.numbers(peer, case, series, ranks).get(setup)
         return spread(numbers, setup) if numbers else None
 
@@ -88,5 +88,5 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """Read what save() has written."""
+        """Read a file of save()."""
         return cls(**json.loads(path.read_text(encoding="utf-8")))

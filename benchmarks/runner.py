@@ -1,4 +1,4 @@
-"""Runs a plan: every launch once per round, so that all peers meet the same moods of the machine."""
+"""Runs a plan: every launch once per round, so that variations of the machine affect all peers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .launch import LaunchError, launch
 from .peers import Setup
 from .results import Results
 
-LIMIT_S = 120.0  # for one launch; none should need half of it
+LIMIT_S = 120.0  # limit of one launch, at least twice the expected time
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Item:
     setup: Setup
     ranks: int
     cases: list[Case]
-    rounds: int | None = None  # at most this number; None is all of the run's
+    rounds: int | None = None  # at most this number; None: the run's number
 
 
 def run(plan: list[Item], results: Results, rounds: int, deadline: float | None = None) -> int:
@@ -33,9 +33,9 @@ def run(plan: list[Item], results: Results, rounds: int, deadline: float | None 
     Parameters
     ----------
     deadline : float, optional
-        time.monotonic() after which no round begins that would not end in time, if it took as long as the last.
+        time.monotonic() No round begins that would end later, if it took as long as the previous one.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that launch() ends its processes on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that launch() ends its processes
     turns = [[item for item in plan if item.rounds is None or number < item.rounds] for number in range(rounds)]
     with Progress(sum(map(len, turns)), "launches", "launch") as progress:
         for number, todo in enumerate(turns):

@@ -1,7 +1,7 @@
 """How time grows with the ranks of one host and with the number of arrays: ``python -m benchmarks.scaling``.
 
-Ranks run the core alone, without MXNet; there are more of them than cores. Arrays have 4 KB each. Plain loops over
-as many arrays, and a barrier of as many processes, are shown with it.
+Ranks run the core alone, without MXNet; there are more of them than cores. Arrays have 4 KB each. Plain loops over the
+same number of arrays, and a barrier of the same number of processes, are shown too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _cpu() -> cases.Case:
 
 
 def limits_plan() -> list[Item]:
-    """What the machine needs at least: for the loads and stores of the large allreduce, and for sleeping and waking."""
+    """Lower bounds of the machine: for the loads and stores of the large allreduce, and for sleeping and waking."""
     return limit.many_plan(CPU_RANKS, LARGE, RANKS)
 
 

@@ -1,4 +1,4 @@
-"""The targets, line by line, and what a run says about each."""
+"""The targets, line by line, and the verdict of a run on each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .peers import AS_INSTALLED, HOROVOD_NO_CYCLE, MPI_YIELD, MYKV_BOUND, TWO_TH
 from .results import Results, Spread
 
 _SMALL, _LARGE = f"pushpull/{4 * KB}", f"pushpull/{64 * MB}"
-# Two ranks on two cores run at once, four cannot: the last of them waits for a core while others leave it. Beyond that
+# Two ranks on two cores run at once, four cannot: the last of them waits for a core while others leave it. Above that
 # factor, ranks must have waited for each other's time slices.
 _NO_COLLAPSE = 10.0
 
@@ -23,9 +23,9 @@ class Part:
     Attributes
     ----------
     text : str
-        What it says, in words and numbers.
+        The number, with words.
     reached : bool or None
-        None where nothing is asked for.
+        None without a target.
     """
 
     text: str
@@ -43,7 +43,7 @@ class Line:
 
 
 def milliseconds(found: Spread) -> str:
-    """A median in ms with as many digits as it deserves."""
+    """A median in ms with a suitable number of digits."""
     value = found.median * 1e3
     return f"{value:.3f} ms" if value < 1 else f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms"
 
@@ -74,7 +74,7 @@ def plain_loops(results: Results, nbytes: int, ranks: int = 2) -> tuple[str, Spr
 
 
 def verdict(parts: list[Part]) -> str:
-    """'reached' if all that is asked for is; where something was not measured, the verdict says so."""
+    """'reached' if all parts are reached; tells if some were not measured."""
     gaps = any("not measured" in part.text for part in parts)
     if any(part.reached is False for part in parts):
         return "**missed**"
@@ -98,7 +98,7 @@ def _against(results: Results, case: str, theirs: str, peer: str, least: float, 
 
 
 def _small(results: Results) -> list[Part]:
-    # The threads of a rank that is not bound may start on the core of the other rank, with a wake-up of a core between.
+    # Threads of an unbound rank may start on the other rank's core, which costs waking another core.
     unbound, bound = results.get("mykv", _SMALL), results.get("mykv", _SMALL, setup=MYKV_BOUND.name)
     theirs = [
         (results.get("horovod", _SMALL), "Horovod", 20),

@@ -1,7 +1,7 @@
-"""Finds the best of each peer's documented settings, for each piece of work by itself.
+"""Finds the best of each peer's documented settings, for each case.
 
-A short run of all settings chooses; the measurement proper then runs the peer as installed and with what was chosen.
-Where the choice is close, it does not matter; where the table says 'best', it is the better of the two.
+A short run of all settings makes the choice; the main measurement then runs the peer as installed and with the chosen
+setting. 'best' in the table is the better of the two.
 """
 
 from __future__ import annotations

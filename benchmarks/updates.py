@@ -1,6 +1,6 @@
-"""step() with gradients ready, updating on the store and off it: ``python -m benchmarks.updates``.
+"""step() with gradients ready, with updates on the store and on the workers: ``python -m benchmarks.updates``.
 
-A single process without communication is measured too, as a reference.
+The reference is a single process without communication.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ OPTIMIZERS = ("sgd", "adam")
 
 
 def plan(wanted: list[str]) -> list[Item]:
-    """The cases of each peer, and of the lone process, which has as many threads as a rank."""
+    """The cases of each peer, and of the single process, which has as many threads as a rank."""
     own = [cases.update(optimizer, "own") for optimizer in OPTIMIZERS]
     ours = own + [cases.update(optimizer, flavour) for optimizer in OPTIMIZERS for flavour in ("store", "stock store")]
     items = [Item(peers.MYKV, 2, ours), Item(peers.MYKV_BOUND, 2, list(ours)), Item(peers.ALONE, 1, own)]
@@ -22,7 +22,7 @@ def plan(wanted: list[str]) -> list[Item]:
     if "horovod" in wanted:
         items += [Item(setup, 2, own) for setup in (peers.SETUPS["horovod"][0], peers.HOROVOD_NO_CYCLE)]
     if "dist_sync" in wanted:
-        # Each in processes of its own: a second Trainer gets values of the first one's keys from the servers.
+        # Each in its own processes: a second Trainer would get values of the first one's keys from the servers.
         items += [Item(peers.SETUPS["dist_sync"][0], 2, [case]) for case in own]
     return items
 

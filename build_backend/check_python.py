@@ -1,7 +1,6 @@
-"""Says in one message why this Python cannot make the environment that `make` needs, or says nothing.
+"""Checks whether this Python can create the environment that `make` needs; prints one message if not.
 
-It must run on every Python, since the wrong version is the first thing that it looks for. The build backend asks it for
-that too.
+It must run on every Python, since it first checks the version. The build backend uses that check too.
 """
 
 import os
@@ -10,7 +9,7 @@ import sysconfig
 
 
 def can_make_environments():
-    """Whether venv, which Debian packs apart from Python, or virtualenv is there."""
+    """Whether venv, which Debian packages separately, or virtualenv is installed."""
     from shutil import which
 
     try:
@@ -21,7 +20,7 @@ def can_make_environments():
 
 
 def wrong_version(remedy):
-    """That this Python is too old or too new, with the remedy, in one message; None if it is neither."""
+    """Message that this Python is too old or too new, with the remedy; None if it is neither."""
     version = sys.version_info[:2]
     if (3, 8) <= version <= (3, 14):
         return None
@@ -31,7 +30,7 @@ def wrong_version(remedy):
 
 
 def problem():
-    """What is wrong with this Python and the remedy, in one message; None if it will do."""
+    """Message about this Python's problem, with the remedy; None if it is suitable."""
     wrong = wrong_version("name another, as in make PYTHON=python3.11")
     if wrong:
         return wrong

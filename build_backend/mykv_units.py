@@ -1,7 +1,7 @@
-"""What the compiler is given: each source file on its own, or a folder's source files as one unit.
+"""The compiler's inputs: each source file alone, or a folder's source files as one unit.
 
-Most of the time goes into reading headers, above all pybind11's. A unit reads them once: that halves the time of an
-installation. In a developer's tree each file is compiled on its own, so a change compiles little again.
+Most of the time is spent on reading headers, especially pybind11's. A unit reads them once, which halves the time of an
+installation. In a developer's tree each file is compiled alone, so that a change recompiles little.
 
 Names in the anonymous namespaces of a folder's files must therefore differ.
 """
@@ -22,14 +22,15 @@ def folder_units(sources: Iterable[Path], root: Path, where: Path) -> List[Path]
     sources : iterable of Path
         The source files, below `root`.
     root : Path
-        The folder that includes are relative to. Files right in it go with the bindings in its folder `python`.
+        The folder that includes are relative to. Files directly in it are combined with the bindings in its folder
+        `python`.
     where : Path
         The folder for the units; only files whose text differs are written.
 
     Returns
     -------
     list of Path
-        The units, and the sources that stay on their own.
+        The units, and the sources that stay single.
     """
     members: Dict[Path, List[Path]] = {}
     alone: List[Path] = []
@@ -43,7 +44,7 @@ def folder_units(sources: Iterable[Path], root: Path, where: Path) -> List[Path]
 
 
 def units_by_needs(sources: Iterable[Path], root: Path, where: Path) -> Dict[FrozenSet[str], List[Path]]:
-    """Write units as `folder_units` does, but apart for source files that need other headers from outside.
+    """Like `folder_units`, but with separate units for source files that need different external headers.
 
     Parameters
     ----------
@@ -62,9 +63,10 @@ def units_by_needs(sources: Iterable[Path], root: Path, where: Path) -> Dict[Fro
 
 
 def needs_of(source: Path, root: Path) -> FrozenSet[str]:
-    """Whose headers a source file includes, itself or by headers below `root`: those of ``"mpi"``, of ``"python"``.
+    """The external headers that a source file includes, directly or through headers below `root`: ``"mpi"``,
+    ``"python"``.
 
-    A compiler that is not told where the other headers lie says it where a need was missed.
+    If this misses a header, the compiler fails, since it gets no path to other headers.
     """
     needs: Set[str] = set()
     seen: Set[Path] = set()

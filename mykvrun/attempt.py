@@ -1,4 +1,4 @@
-"""A job from its start to its end: the launcher as a process, and which worker failed first."""
+"""Runs one job: the launcher as a process, and the search for the worker that failed first."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ class Ended(NamedTuple):
 
     status: int  # of mykvrun
     failure: str = ""  # a message; "": nothing has failed, or no process reads it
-    last_lines: tuple[str, ...] = ()  # of the worker that failed, where they are out of sight
+    last_lines: tuple[str, ...] = ()  # of the failed worker, unless they were just shown
     may_mend: bool = False  # whether the same command may succeed the next time
 
     def tell(self, then: str = "") -> None:
-        """Say what has failed, and what follows."""
+        """Report the failure, and what follows."""
         if self.failure:
             say(f"{self.failure}{then}" + (" Its last lines:" if self.last_lines else ""), *self.last_lines)
 
 
 class Losses:
-    """What could not be written. The job goes on, unless the reader of stdout or stderr has gone, as with mpirun."""
+    """Handles failed writes. The job continues, unless the reader of stdout or stderr has gone, as with mpirun."""
 
     def __init__(self) -> None:
         self._launcher: subprocess.Popen[bytes] | None = None
         self._told: set[tuple[int | None, bool]] = set()
-        self.status = 0  # of mykvrun, where the job itself has ended well
+        self.status = 0  # of mykvrun, if the job itself has succeeded
 
     def watch(self, launcher: subprocess.Popen[bytes]) -> None:
         """End this launcher's job if no process reads its output any more."""
         self._launcher = launcher
 
     def note(self, name: str, error: OSError) -> None:
-        """Tell of an error, once for each kind."""
+        """Report an error, once per kind."""
         if isinstance(error, BrokenPipeError):
             self.status = 128 + signal.SIGPIPE
             if self._launcher is not None:
@@ -82,7 +82,7 @@ def run_once(command: Command, output: Output, notes: Path, losses: Losses, sign
 
 
 def _status(command: Command, output: Output, notes: Path, losses: Losses, signals: EndSignals) -> int:
-    """The launcher's status, when all that its workers have written is passed on."""
+    """The launcher's status, once all output of its workers is passed on."""
     env = {**os.environ, **command.variables, worker_notes.VARIABLE: str(notes)}
     workers.adopt_orphans()
     pipe = subprocess.PIPE
@@ -112,10 +112,10 @@ def _status(command: Command, output: Output, notes: Path, losses: Losses, signa
 
 
 def first_failure(failed: FailedWorker | None, ends: list[worker_notes.End]) -> worker_notes.End | None:
-    """How the worker that failed first has ended; None if no worker has told it.
+    """How the first failed worker has ended; None if no worker has left a note.
 
-    ``failed`` is the worker that the launcher names. If it has told nothing, as after a signal or os._exit(), it ended
-    without having learnt of another worker's end. Launchers end the other workers by SIGTERM, which is not a cause.
+    ``failed``: the worker that the launcher names. If it left no note, as after a signal or os._exit(), it did not fail
+    because of another worker. Launchers end the other workers by SIGTERM, which is not a cause.
     """
     if failed is not None and all(end.rank != failed.rank for end in ends):
         return None
@@ -125,7 +125,7 @@ def first_failure(failed: FailedWorker | None, ends: list[worker_notes.End]) -> 
 
 
 def failure(status: int, output: Output, first: worker_notes.End | None, has_joined: bool = False) -> Ended:
-    """Which worker failed first, and how, as a message."""
+    """Message: the worker that failed first, and how it ended."""
     failed = output.failed
     if first is not None:
         failed = FailedWorker(first.rank, failed.host if failed and failed.rank == first.rank else "")
@@ -133,7 +133,7 @@ def failure(status: int, output: Output, first: worker_notes.End | None, has_joi
     if failed is None:
         return Ended(status, f"the job ended with {how}.")
     where = f" on {failed.host}" if failed.host else ""
-    if output.is_elastic:  # the ranks of new workers begin at 0 again
+    if output.is_elastic:  # the ranks of new workers restart at 0
         return Ended(
             status,
             f"a worker{where} died, and the job ended with {how}. The others may have finished all the same: let the "

@@ -1,23 +1,23 @@
-"""Lets MXNet know the store 'mykv' in programs that do not import kvstore_plugin.
+"""Makes the store 'mykv' available in programs that do not import kvstore_plugin.
 
 An installation has a file mykv-auto-register.pth, by which Python imports this module when it starts. So it imports
-nothing, and does nothing but put a finder on ``sys.meta_path``, which compares the names of modules with ``mxnet``.
-Before MXNet is imported, it lets MXNet be imported with new releases of numpy (numpy_for_mxnet.py). Then it waits at
-the places where MXNet takes a store's name. The first use of the name 'mykv', or of a name that can only mean 'mykv',
-imports kvstore_plugin, which knows what to do with it. Until then neither MPI nor mpi4py is imported.
+nothing, and only puts a finder on ``sys.meta_path``, which compares the names of modules with ``mxnet``. Before MXNet
+is imported, it makes MXNet work with new releases of numpy (numpy_for_mxnet.py). Then it wraps the functions of MXNet
+that take a store's name. The first use of the name 'mykv', or of a name that can only mean 'mykv', imports
+kvstore_plugin, which handles it. Until then neither MPI nor mpi4py is imported.
 
-``MYKV_AUTO_REGISTER=0`` switches it off (kvstore_plugin/world/settings.py lists the setting).
+``MYKV_AUTO_REGISTER=0`` disables it (kvstore_plugin/world/settings.py lists the setting).
 """
 
 import os
 import sys
 
 _NAME = "mykv"
-# This package, and libraries whose scripts it takes. MXNet 1.9 makes a store of one process for these names too.
+# This package, and libraries whose scripts it supports. MXNet 1.9 creates a store of one process for these names too.
 _LIBRARIES = ("kvstore_plugin", "horovod", "byteps")
-# Where MXNet takes the name of a store: module, class or '', function, name and position of the argument. With one
-# device MXNet drops the name before it makes a store, and it takes an unknown name for a store of one process, so the
-# registry of stores alone is not enough.
+# MXNet's functions that take the name of a store: module, class or '', function, name and position of the argument.
+# With one device MXNet drops the name before it creates a store, and for an unknown name it creates a store of one
+# process, so the registry of stores does not suffice.
 _CALLS = (
     ("mxnet.kvstore", "", "create", "name", 0),
     ("mxnet.gluon.trainer", "Trainer", "__init__", "kvstore", 4),
@@ -28,7 +28,7 @@ _replaced = []  # module or class, name of the function, the function, and what 
 
 
 class _Finder:
-    """Finds nothing by itself: it has MXNet found by the others, and watches the end of its import."""
+    """Finds nothing itself: it delegates to the other finders for MXNet, and watches the end of the import."""
 
     _is_asking = False
 
@@ -39,9 +39,9 @@ class _Finder:
 
         from . import numpy_for_mxnet
 
-        with contextlib.suppress(ImportError):  # MXNet says itself that numpy is missing
+        with contextlib.suppress(ImportError):  # MXNet itself reports that numpy is missing
             numpy_for_mxnet.install()
-        self._is_asking = True  # another finder may ask all finders too
+        self._is_asking = True  # another finder may query all finders too
         try:
             spec = numpy_for_mxnet.found_by_others(self, name, path, target)
         finally:
@@ -52,7 +52,7 @@ class _Finder:
 
 
 class _Loader:
-    """MXNet's loader, which tells when the package has been imported."""
+    """MXNet's loader, which reports the end of the import."""
 
     def __init__(self, loader):
         self._loader = loader
@@ -86,7 +86,7 @@ def withdraw():
 
 
 def _watch():
-    """Wait at all places where MXNet takes a store's name."""
+    """Wrap all functions of MXNet that take a store's name."""
     base = sys.modules.get("mxnet.kvstore.base")
     if base is None:  # a stand-in for MXNet, or a release without such stores
         return
@@ -102,7 +102,7 @@ def _watch():
 
 
 def _watched(owner, function, original, argument, position):
-    """A function that imports kvstore_plugin where its argument is the name 'mykv', or can only mean it."""
+    """A function that imports kvstore_plugin if its argument is the name 'mykv', or can only mean it."""
     import functools
 
     @functools.wraps(original)
@@ -119,21 +119,21 @@ def _watched(owner, function, original, argument, position):
 
 
 def _is_meant(name):
-    """Whether a name is 'mykv', or no store has it and it can only mean 'mykv'."""
+    """Whether a name is 'mykv', or an unknown name that can only mean 'mykv'."""
     if name == _NAME or name in sys.modules["mxnet.kvstore.base"].KVStoreBase.kv_registry:
         return name == _NAME
     return can_only_mean_mykv(name)
 
 
 def can_only_mean_mykv(name):
-    """Whether a name that no store has is almost 'mykv', or is that of a library: store/names.py refuses it."""
+    """Whether an unknown name is almost 'mykv', or that of a library: store/names.py rejects it."""
     import difflib
 
     return name in _LIBRARIES or bool(difflib.get_close_matches(name, [_NAME]))
 
 
 def _create():
-    """Stands for the class of the store in MXNet's registry."""
+    """Placeholder for the store's class in MXNet's registry."""
     _import_package()
     return sys.modules["mxnet.kvstore.base"].KVStoreBase.kv_registry[_NAME]()
 
@@ -143,7 +143,7 @@ def _import_package():
     try:
         import kvstore_plugin  # noqa: F401
     except BaseException:
-        # A program that catches the error and goes on must not train alone by the name's next use.
+        # A program that catches the error and continues must not train alone at the name's next use.
         _watch()
         raise
 

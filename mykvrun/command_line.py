@@ -1,4 +1,4 @@
-"""The options of mykvrun, among them those of horovodrun."""
+"""The options of mykvrun, including those of horovodrun."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EPILOG = """examples:
 In an allocation of Slurm the job is started with srun, elsewhere with the mpirun of the MPI that mpi4py uses.
 The options of horovodrun are understood too."""
 
-# Options of horovodrun 0.28 that choose how Horovod works inside, by their number of values. They have no effect here.
+# Options of horovodrun 0.28 about Horovod's internals, by their number of values. They have no effect here.
 _HOROVOD_IGNORED = {
     0: [
         "--gloo",
@@ -62,7 +62,7 @@ _HOROVOD_IGNORED = {
         "--autotune-steps-per-sample",
         "--autotune-bayes-opt-max-samples",
         "--autotune-gaussian-process-noise",
-        # Horovod too uses these only for jobs that grow.
+        # Horovod uses these too only for jobs that grow.
         "--elastic-timeout",
         "--reset-limit",
     ],
@@ -71,7 +71,7 @@ _HOROVOD_IGNORED = {
 # Shells export functions by names such as BASH_FUNC_module%%.
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.%()-]*")
 _GROWS = "is Horovod's option to add workers. Use --elastic, and in the script run_elastic(..., grow_to=, hostfile=)."
-# Options of horovodrun without which the job would be another one: number of values, and why they are refused.
+# Options of horovodrun that cannot be ignored: number of values, and why they are rejected.
 _HOROVOD_REFUSED = {
     "--min-np": (1, _GROWS),
     "--max-np": (1, _GROWS),
@@ -90,7 +90,7 @@ _HOROVOD_REFUSED = {
 
 @dataclass
 class Request:
-    """A command line: the job, and what the launcher itself does."""
+    """A parsed command line: the job, and the launcher's own actions."""
 
     job: Job
     is_dry_run: bool
@@ -100,14 +100,14 @@ class Request:
     ignored: list[str]
     timestamps: bool
     folders: RankFolders
-    ranks: frozenset[int] | None  # whose output is shown; None: of all
+    ranks: frozenset[int] | None  # ranks whose output is shown; None: all
     restarts: Restarts
     min_workers: int | None
     caller: int | None  # a descriptor that ends when the caller does; see `end_with_caller`
 
 
 def parse(arguments: list[str]) -> Request:
-    """Read a command line; ends the process with a usage message where an option is wrong.
+    """Parse a command line; ends the process with a usage message if an option is wrong.
 
     Raises
     ------
@@ -167,7 +167,7 @@ def parse(arguments: list[str]) -> Request:
 
 
 def _divided(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The launcher's own options, and the program with its arguments, in which argparse would look for options too."""
+    """Split the launcher's options from the program and its arguments, in which argparse would find options too."""
     index = 0
     while index < len(arguments) and arguments[index].startswith("-"):
         if arguments[index] == "--":
@@ -233,7 +233,7 @@ def _seconds(text: str) -> float:
 
 
 class _Note(argparse.Action):
-    """Collects the names of options that are only noted."""
+    """Collects the names of ignored options."""
 
     def __call__(self, _parser, namespace, _values, option=None):  # type: ignore[no-untyped-def]
         getattr(namespace, self.dest).append(option)
@@ -310,7 +310,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_output(add: Callable[..., Any]) -> None:
-    """Options for what workers write."""
+    """Options for the workers' output."""
     add("--tag-output", action="store_true", help="begin each line of output with the rank that wrote it")
     timestamps = ("--prefix-output-with-timestamp", "-prefix-timestamp")
     add(*timestamps, dest="timestamps", action="store_true", help="begin each line of output with the time")
@@ -320,7 +320,7 @@ def _add_output(add: Callable[..., Any]) -> None:
 
 
 def _add_hidden(parser: argparse.ArgumentParser) -> None:
-    """Options that only horovodrun's command lines have, and what function_job.py gives."""
+    """Options of horovodrun's command lines only, and those of function_job.py."""
 
     def add(*names: str, **settings: Any) -> None:
         parser.add_argument(*names, help=argparse.SUPPRESS, **settings)

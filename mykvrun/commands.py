@@ -1,4 +1,4 @@
-"""The command of mpirun or srun that starts a job: what each launcher calls the same wish."""
+"""The command of mpirun or srun that starts a job, with each launcher's own options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def mpirun_command(job: Job, mpi: Mpi) -> Command:
     Raises
     ------
     LaunchError
-        The job asks for what this MPI does not have.
+        The job needs a feature that this MPI lacks.
     """
     if job.workers is None:
         raise LaunchError("The number of workers is missing. Give it with -n, or with -H HOST:WORKERS.")
@@ -78,7 +78,7 @@ def _variables(job: Job, mpi: Mpi, cores: int | None, environment: Mapping[str, 
 
 
 def _open_mpi_network(job: Job, is_prrte: bool) -> list[str]:
-    """Options for ssh and network interfaces; Open MPI 5 has its launcher from the project PRRTE."""
+    """Options for ssh and network interfaces; Open MPI 5 uses PRRTE's launcher."""
     arguments = []
     of_launcher = "--prtemca" if is_prrte else "--mca"
     if job.ssh_port or job.ssh_key:
@@ -123,10 +123,10 @@ def _hydra(job: Job, mpi: Mpi) -> Command:
 
 
 def inside_slurm(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this runs in an allocation of Slurm (sbatch, salloc), and not already in a step that srun has started."""
+    """Whether this runs in an allocation of Slurm (sbatch, salloc), but not in a step that srun has started."""
     in_allocation = "SLURM_JOB_ID" in environment or "SLURM_JOBID" in environment
     step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
-    # Batch scripts and interactive shells are steps with special numbers, which lie above all steps of srun.
+    # Batch scripts and interactive shells are steps with special numbers, above all steps of srun.
     is_step = step.isdigit() and int(step) < 0xFFFFFFF0
     return in_allocation and not is_step
 
@@ -137,7 +137,7 @@ def srun_command(job: Job, mpi: Mpi, srun: str, environment: Mapping[str, str] =
     Raises
     ------
     LaunchError
-        The job asks for what srun does not have.
+        The job needs a feature that srun lacks.
     """
     arguments = [srun, "--mpi=" + ("pmix" if mpi.kind == OPEN_MPI else "pmi2"), "--kill-on-bad-exit=1"]
     if job.workers is not None:
@@ -150,7 +150,7 @@ def srun_command(job: Job, mpi: Mpi, srun: str, environment: Mapping[str, str] =
     text = environment.get("SLURM_CPUS_PER_TASK", "")
     cores = job.cores_per_worker or (int(text) if text.isdigit() else None)
     if cores:
-        arguments.append(f"--cpus-per-task={cores}")  # srun does not take it over from sbatch since Slurm 22.05
+        arguments.append(f"--cpus-per-task={cores}")  # since Slurm 22.05 srun does not inherit it from sbatch
     if job.tag_output or job.reading:
         arguments.append("--label")
     if job.ssh_port or job.ssh_key or job.interfaces:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def usable_cores() -> int:
-    """Cores, not hardware threads, that this process may use on this host; a CPU quota of its container counts too."""
+    """Cores, not hardware threads, that this process may use on this host; respects a CPU quota of its container."""
     cores = {_siblings(cpu) for cpu in os.sched_getaffinity(0)}
     return max(1, min(len(cores), _quota() or len(cores)))
 
@@ -18,17 +18,17 @@ def is_bound() -> bool:
 
 
 def processors_of_job() -> int:
-    """Processors (hardware threads) that this host lets the job use, before a launcher bound its ranks.
+    """Processors (hardware threads) that the job may use on this host, before a launcher bound its ranks.
 
     That is the widest affinity of this process's ancestors, up to the launcher and the shell that called it. If the
-    ancestors live outside of a container or batch job, its cpuset is the limit.
+    ancestors are outside of a container or batch job, its cpuset is the limit.
     """
     widest = len(os.sched_getaffinity(0))
     pid = os.getpid()
     while pid > 1:
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-            pid = int(stat.rpartition(")")[2].split()[1])  # the name in brackets may hold spaces
+            pid = int(stat.rpartition(")")[2].split()[1])  # the name in brackets may contain spaces
             widest = max(widest, len(os.sched_getaffinity(pid)) if pid > 0 else 0)
         except (OSError, ValueError):
             break
@@ -36,7 +36,7 @@ def processors_of_job() -> int:
 
 
 def _siblings(cpu: int) -> str:
-    """Hardware threads of a processor's core, or the processor itself where the kernel does not say."""
+    """Hardware threads of a processor's core, or only the processor if the kernel does not tell."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
     except OSError:
@@ -53,7 +53,7 @@ def _control_group() -> Path | None:
 
 
 def _quota() -> int:
-    """Cores that the limit of this control group or of those above allows, rounded down; 0 without a limit."""
+    """Cores allowed by the limit of this control group or its parents, rounded down; 0 without a limit."""
     allowed = []
     folder = _control_group()
     for path in (folder, *folder.parents) if folder is not None else ():

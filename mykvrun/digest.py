@@ -1,8 +1,8 @@
-"""What is left out of the workers' and the launcher's messages, so that the first failure is seen.
+"""Filters the workers' and the launcher's messages, so that the first failure stands out.
 
-A traceback that several workers write is shown once, with one line for each other worker; so is a warning of mykv. A
-worker whose error tells of another worker gets one line too, if a traceback of another worker was shown before. The
-texts by which launchers tell of a failure are left out, since mykvrun names the worker that failed.
+A traceback of several workers is shown once, with one line for each other worker; so is a warning of mykv. A worker
+whose error names another worker gets one line too, if another worker's traceback was shown before. Launchers' texts
+about a failure are left out, since mykvrun names the failed worker.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ Line = Tuple["int | None", bytes]  # the rank, None for the launcher, and the li
 _TRACEBACK = re.compile(rb"(?:  [+|] )*(?:Exception Group )?Traceback \(most recent call last\):\s*")
 # Between the tracebacks of an exception and of its cause.
 _CHAIN = re.compile(rb"(?:During handling of the above exception|The above exception was the direct cause)")
-_RANK = re.compile(rb"\brank [0-9]+|\b0x[0-9a-f]+")  # what differs between the workers' tracebacks
+_RANK = re.compile(rb"\brank [0-9]+|\b0x[0-9a-f]+")  # parts that differ between the workers' tracebacks
 _WARNING = re.compile(rb"mykv on rank [0-9]+: (?P<text>.+)")
-# An error of mykv that tells of other workers: mostly a consequence of what these do.
+# An error of mykv about other workers: usually a consequence of their failure.
 _OF_OTHERS = re.compile(rb"[\w.]*(?:MXNetError|WorkersLost): .*\branks? [0-9]+")
 _FRAME = re.compile(rb'\s+File "(?P<path>[^"]+)", line (?P<line>[0-9]+)')
 _LIBRARIES = re.compile(rb"/site-packages/|/kvstore_plugin/|<frozen ")
 _MOST_HELD = 400  # lines
 _MOST_LETTERS = 200
 
-# Open MPI's texts stand between two lines of hyphens. The first may stand behind a progress bar.
+# Open MPI's texts are between two lines of hyphens. The first may follow a progress bar.
 _HYPHENS = re.compile(rb"(?P<before>(?:.*[^-])?)-{74}\s*")
 _TELLS_FAILURE = re.compile(
     rb"MPI_ABORT was invoked on rank|"
@@ -41,32 +41,32 @@ _ABORT = re.compile(rb"Abort\(\d+\) on node \d+ \(rank \d+ in comm \d+\): applic
 
 
 class _Seen(NamedTuple):
-    """A traceback that a rank has written, with its lines as they are compared; it may not be complete."""
+    """A rank's traceback, possibly incomplete, with its lines in the form for comparison."""
 
     rank: int
     lines: list[bytes]
 
 
 class Digest:
-    """Takes the lines of a job, and returns those that are to be shown."""
+    """Takes the lines of a job, and returns the lines to show."""
 
     def __init__(self) -> None:
         self._seen: list[_Seen] = []
         self._open: dict[int, _Seen] = {}  # the traceback that a rank is writing
-        self._held: dict[int, list[bytes]] = {}  # a traceback that is so far the same as one that was shown
+        self._held: dict[int, list[bytes]] = {}  # a traceback that so far equals a shown one
         self._notices: dict[int | None, list[bytes]] = {}
         self._warned: dict[bytes, int] = {}
         self._had_notice: set[int | None] = set()
-        self._behind: int | None = None  # the rank whose unfinished line the last line of hyphens stands behind
+        self._behind: int | None = None  # the rank whose unfinished line precedes the last line of hyphens
 
     def take(self, rank: int | None, line: bytes, stream: str) -> list[Line]:
-        """What is to be shown after a line of a rank, or of the launcher (None)."""
+        """The lines to show after a line of a rank, or of the launcher (None)."""
         if stream != "stderr":  # Hydra writes its texts to stdout
             return [] if rank is None and _OF_HYDRA.fullmatch(line) else [(rank, line)]
         return [shown for left in self._without_notices(rank, line) for shown in self._without_repetitions(*left)]
 
     def end(self) -> list[Line]:
-        """What is to be shown at the end of the output."""
+        """The lines to show at the end of the output."""
         notices, self._notices = self._notices, {}
         left = [(rank, line) for rank, lines in notices.items() for line in lines]
         shown = [line for each in left for line in self._without_repetitions(*each)]
@@ -99,7 +99,7 @@ class Digest:
 
     def _without_repetitions(self, rank: int | None, line: bytes) -> Iterator[Line]:
         warning = None if rank is None else _WARNING.search(line)
-        if warning is not None:  # another thread may write it amid a traceback
+        if warning is not None:  # another thread may write it in the middle of a traceback
             if self._warned.setdefault(warning["text"].strip(), rank) == rank:
                 yield rank, line
         elif rank is None:
@@ -114,7 +114,7 @@ class Digest:
             yield from self._first(rank, line)
 
     def _first(self, rank: int, line: bytes) -> Iterator[Line]:
-        """A line that does not belong to a traceback which has begun before."""
+        """Handle a line that does not belong to an open traceback."""
         if _TRACEBACK.fullmatch(line):
             if any(seen.rank != rank for seen in self._seen):
                 self._held[rank] = [line]
@@ -137,12 +137,12 @@ class Digest:
             yield from self._released(rank)
 
     def _begins_as_another(self, held: list[bytes]) -> bool:
-        """Whether a traceback that was shown is so far the same; it may not be complete either."""
+        """Whether a shown traceback, possibly incomplete, is so far the same."""
         lines = [_compared(line) for line in held]
         return any(seen.lines[: len(lines)] == lines[: len(seen.lines)] for seen in self._seen)
 
     def _released(self, rank: int) -> Iterator[Line]:
-        """A held traceback: one line where it is the same as another or tells of other workers, else all of it."""
+        """A held traceback: one line if it equals another or is about other workers, otherwise all of it."""
         held = self._held.pop(rank)
         lines = [_compared(line) for line in held]
         same = next((seen for seen in reversed(self._seen) if seen.lines == lines), None)
@@ -155,7 +155,7 @@ class Digest:
             yield (
                 None,
                 b"mykvrun: rank %d has failed too%s: %s\n" % (rank, _place(held), last),
-            )  # whole: mykvrun does not repeat it
+            )  # complete, so that mykvrun does not repeat it
         else:
             self._begin(rank, held[0])
             self._open[rank].lines[:] = lines
@@ -186,8 +186,8 @@ def _place(lines: list[bytes]) -> bytes:
 def goes_on(lines: list[bytes], line: bytes) -> bool:
     """Whether a line belongs to the traceback that these lines begin.
 
-    The first line without an indentation is the exception. What follows it belongs to it only if it leads to another
-    traceback, is indented, as the stack of an MXNetError, or is empty.
+    The first line without an indentation is the exception. Later lines belong to it only if they introduce another
+    traceback, are indented, as the stack of an MXNetError, or are empty.
     """
     text = line.rstrip()
     if not text or text[:1] in b" \t" or _CHAIN.match(text):

@@ -2,4 +2,4 @@
 
 
 class LaunchError(Exception):
-    """A job that cannot be started; its text is one message for the user."""
+    """A job cannot be started. The text is a message for the user."""

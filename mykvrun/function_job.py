@@ -1,6 +1,6 @@
-"""A function as a job, for notebooks and tests: mykvrun starts the workers, and files bring function and results.
+"""Runs a function as a job, for notebooks and tests: mykvrun starts the workers, and files pass function and results.
 
-The files are in a folder that the caller makes: ``function`` has the function and its arguments, and each worker
+The files are in a folder created by the caller: ``function`` has the function and its arguments, and each worker
 (function_worker.py) writes ``result.RANK``.
 """
 
@@ -29,10 +29,10 @@ _FAILED_FIRST = re.compile(r"mykvrun: rank (\d+)\b.* failed first")
 
 
 class Result(NamedTuple):
-    """What a worker tells of its end."""
+    """A worker's result."""
 
     value: Any
-    error: BaseException | None  # which the function has raised; None where it cannot be pickled
+    error: BaseException | None  # raised by the function; None if it cannot be pickled
     traceback: str  # "": the function has returned
     time: float
 
@@ -53,21 +53,21 @@ def run(
     options: Sequence[str] = (),
     folder: str | os.PathLike[str] | None = None,
 ) -> list[Any]:
-    """Call a function in several workers, which mykvrun starts, and return the results in the order of their ranks.
+    """Call a function in several workers, started by mykvrun, and return the results in the order of ranks.
 
-    What the workers print appears here, with the rank before each line. Ctrl-C ends the workers, and so does the end of
+    The workers' output appears here, with the rank before each line. Ctrl-C ends the workers, and so does the end of
     this process. This process is not a worker.
 
     Parameters
     ----------
     function : callable
-        It calls `init`, or makes a trainer, as a script does. It may be a lambda, or defined in a notebook.
+        It calls `init` or creates a trainer, like a script. It may be a lambda, or defined in a notebook.
     args, kwargs : optional
         Its arguments. The workers get copies.
     workers : int, optional
-        How many; without it 2, or as many as the hosts take.
+        Number of workers; by default 2, or the hosts' slots.
     hosts : str, optional
-        Hosts and how many workers each takes, as ``"node1:4,node2:4"``.
+        Hosts and the number of workers on each, as ``"node1:4,node2:4"``.
     hostfile : str, optional
         The same in a file, with lines such as ``node1 slots=4``.
     env : dict, optional
@@ -75,20 +75,20 @@ def run(
     options : list of str, optional
         More options of mykvrun, such as ``["--threads", "4", "--max-restarts", "3"]``.
     folder : path, optional
-        Where function and results are while the job runs. All hosts must see it. By default it is a temporary folder,
-        with other hosts in the current one.
+        Folder for function and results while the job runs, shared by all hosts. By default a temporary folder, with
+        other hosts in the current folder.
 
     Returns
     -------
     list
-        What the function has returned in rank 0, rank 1 and so on.
+        The function's results on rank 0, rank 1 and so on.
 
     Raises
     ------
     Exception
         The exception of the worker that failed first. Its cause is the worker's traceback, with the rank.
     RuntimeError
-        The job has failed otherwise: a worker was killed, or mykvrun cannot start it.
+        The job has failed in another way: a worker was killed, or mykvrun cannot start it.
     ImportError
         cloudpickle is not installed.
 
@@ -122,7 +122,7 @@ def run(
 
 
 def _pickled(what: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]) -> bytes:
-    """A function and its arguments; a function of a module that workers cannot import travels with its code."""
+    """Pickle a function and its arguments; with its code, if workers cannot import its module."""
     try:
         import cloudpickle
     except ImportError:
@@ -148,12 +148,12 @@ def _by_value(cloudpickle: ModuleType, module: ModuleType | None) -> Iterator[No
 
 def _run_job(options: list[str], folder: Path) -> tuple[int, list[str]]:
     """Run mykvrun until its end, pass on its output, and return its status and its own lines."""
-    reading, writing = os.pipe()  # its end tells mykvrun that this process has ended
+    reading, writing = os.pipe()  # closes when this process ends
     command = [sys.executable, "-m", "mykvrun", "--caller", str(reading), *options]
     command += ["--", sys.executable, "-m", "mykvrun.function_worker", str(folder)]
     pipe = subprocess.PIPE
     try:
-        # In a session of its own, Ctrl-C in a terminal or a notebook reaches this process alone.
+        # In its own session, so that Ctrl-C in a terminal or a notebook reaches only this process.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -190,7 +190,7 @@ def _environment() -> dict[str, str]:
 
 
 class _Lines:
-    """Shows what a process writes as sys.stdout and sys.stderr, which are no files in a notebook."""
+    """Copies a process's output to sys.stdout and sys.stderr, which are not files in a notebook."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout and process.stderr
@@ -202,7 +202,7 @@ class _Lines:
             self._selector.register(file, selectors.EVENT_READ, (name, decoder))
 
     def show_until_end(self, deadline: float | None = None) -> None:
-        """Pass on all that comes until both streams end, or the time is over."""
+        """Pass on output until both streams end, or the time is over."""
         while self._selector.get_map():
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:

@@ -1,4 +1,4 @@
-"""What a worker of function_job.py does: ``python -m mykvrun.function_worker FOLDER``."""
+"""A worker of function_job.py: ``python -m mykvrun.function_worker FOLDER``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .function_job import FUNCTION, RESULT, Result
 
 
 def main(folder: Path) -> None:
-    """Call the function, and write its result or its exception, which ends this worker as that of any script."""
+    """Call the function, and write its result or its exception, which ends this worker like any script."""
     import cloudpickle
 
     rank = worker_notes.rank_in(os.environ) or 0
@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
 
 
 def _write(file: Path, result: Result, cloudpickle: Any) -> None:
-    """Write a result whole or not at all."""
+    """Write a result atomically."""
     unfinished = file.with_name(f".{file.name}")
     unfinished.write_bytes(cloudpickle.dumps(result))
     os.replace(unfinished, file)

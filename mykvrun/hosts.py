@@ -14,7 +14,7 @@ _SLOTS = re.compile(r"(\S+?)(?:\s+slots\s*=\s*([0-9]{1,6}))?(?:\s+max[-_]slots\s
 
 
 class Host(NamedTuple):
-    """A host and how many workers it takes."""
+    """A host and its number of workers."""
 
     name: str
     slots: int
@@ -40,7 +40,7 @@ def parse_hosts(text: str) -> list[Host]:
 def read_hostfile(file: str) -> list[Host]:
     """Hosts in a file with a line for each: ``host slots=4`` as Open MPI and Horovod write it, or ``host:4`` as MPICH.
 
-    A host without a number takes one worker; ``max-slots=8`` of Open MPI means nothing here.
+    A host without a number takes one worker; Open MPI's ``max-slots=8`` is ignored.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def read_hostfile(file: str) -> list[Host]:
 
 
 def parse_hostfile(data: bytes, file: str) -> list[Host]:
-    """Hosts in the content of a hostfile; `file` names it in errors. For the rest see `read_hostfile`."""
+    """Hosts in the content of a hostfile. `file`: its name in errors. Otherwise like `read_hostfile`."""
     try:
         lines = data.decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -85,6 +85,6 @@ def _without_repetition(hosts: list[Host], where: str) -> list[Host]:
 
 
 def is_this_host(name: str) -> bool:
-    """Whether a name means the host that this runs on."""
+    """Whether a name means this host."""
     own = socket.gethostname()
     return name in ("localhost", "127.0.0.1", "[::1]", own, own.partition(".")[0])

@@ -1,4 +1,4 @@
-"""What a user asked for: workers, hosts, cores and variables of a job."""
+"""A job: its workers, hosts, cores and variables."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from .cores import is_bound, usable_cores
 from .errors import LaunchError
 from .hosts import Host, is_this_host
 
-# Variables with these beginnings, and these variables, reach workers of other hosts.
+# Variables with these prefixes, and these variables, are passed to workers of other hosts.
 _PREFIXES = ("MYKV_", "MXNET_", "DMLC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "NCCL_", "CUDA_")
 _NAMES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONHASHSEED")
-# Options of mpirun that choose where workers run and what they are bound to.
+# Options of mpirun for the placement and binding of workers.
 _BINDING = ("bind-to", "map-by", "rank-by", "rankfile", "cpu-set", "cpu-list", "binding", "cpu-bind")
 
 
 @dataclass
 class Job:
-    """A job that is to be started.
+    """A job to start.
 
     Attributes
     ----------
     program : list of str
         The command of each worker.
     workers : int or None
-        How many; None where only the hosts, or Slurm, say it.
+        Number of workers; None if only the hosts, or Slurm, determine it.
     hosts : list of Host
-        Where; empty: this host, or those of Slurm's allocation.
+        Hosts; empty: this host, or those of Slurm's allocation.
     cores_per_worker : int or None
-        Cores that each worker is bound to; None: its share of this host where all workers run here.
+        Cores that each worker is bound to; None: its share of this host if all workers run here.
     threads : int or None
-        OMP_NUM_THREADS of each worker; None: as the user's environment has it, else as many as its cores.
+        OMP_NUM_THREADS of each worker; None: from the user's environment, otherwise the number of its cores.
     variables : dict
-        Variables that are set for all workers. A value of None stands for this environment's.
+        Variables that are set for all workers. None: the value in this environment.
     tcp_only : bool
         Whether MPI uses TCP between hosts, and no faster network.
     reading : str
-        How mykvrun reads what workers write: "" not at all, "lines", or "pieces" as they come.
+        How mykvrun reads the workers' output: "" not at all, "lines", or "pieces" as they arrive.
     mark : str
-        A word that no worker writes, for launchers that put such a word before each piece.
+        A unique word, which some launchers put before each piece of output.
     """
 
     program: list[str]
@@ -78,7 +78,7 @@ class Job:
 
     @property
     def binds_itself(self) -> bool:
-        """Whether the user's own options for the launcher bind the workers; no launcher takes such options twice."""
+        """Whether the user's own options for the launcher bind the workers; launchers accept such options once."""
         return any(word.lstrip("-").partition("=")[0] in _BINDING for word in self.mpi_arguments)
 
     def ssh(self) -> list[str]:
@@ -95,10 +95,10 @@ class Job:
         return most or self.workers or 1
 
     def bound_cores(self) -> int | None:
-        """Cores that each worker is bound to, or None where workers are not bound.
+        """Cores that each worker is bound to, or None if workers are not bound.
 
-        Without ``cores_per_worker`` they are bound only where that cannot go wrong: on this host alone, with at least
-        a core for each, and where this process may use all of the host.
+        Without ``cores_per_worker`` they are bound only if that is safe: all on this host, with at least a core each,
+        and if this process may use the whole host.
         """
         if self.cores_per_worker:
             return self.cores_per_worker
@@ -110,17 +110,17 @@ class Job:
         return self.most_on_a_host() * (self.cores_per_worker or 1) > usable_cores()
 
     def share_of_cores(self) -> int:
-        """Cores of this host for each worker, which stand for those of all hosts; at least 1."""
+        """Cores of this host per worker, assumed for all hosts; at least 1."""
         return self.cores_per_worker or max(1, usable_cores() // self.most_on_a_host())
 
     def environment(self, cores: int | None, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Variables that workers get in addition to those of ``base``; ``cores`` are a worker's, None if unknown."""
+        """Variables for workers in addition to those of ``base``. ``cores``: of a worker, None if unknown."""
         threads = self.threads or (None if "OMP_NUM_THREADS" in base else cores)
         added = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         added.update((name, value) for name, value in self.variables.items() if value is not None)
         return added
 
     def forwarded(self, added: Iterable[str], base: Mapping[str, str] = os.environ) -> list[str]:
-        """Names of the variables that reach workers of other hosts, in order; ``added`` are those of `environment`."""
+        """Names of the variables passed to workers of other hosts, in order. ``added``: those of `environment`."""
         names = {name for name in base if name.startswith(_PREFIXES) or name in _NAMES}
         return sorted({*names, *added, *self.variables})

@@ -1,4 +1,4 @@
-"""What the command mykvrun does from its first to its last line."""
+"""The main program of the command mykvrun."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .restarts import Restarts
 from .shown_ranks import ShownRanks
 from .signals import EndSignals, end_with_caller
 
-# Options of mpirun and srun for their output, which they take once.
+# Options of mpirun and srun for their output, which may occur only once.
 _OUTPUT = ("output", "tag-output", "prepend-rank", "prepend-pattern", "label", "l", "unbuffered", "u")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Start a job, and return its exit status: 0, or that of the worker that failed first; 2 where it cannot start."""
+    """Start a job, and return its exit status: 0, or that of the worker that failed first; 2 if it cannot start."""
     try:
         request = parse(sys.argv[1:] if arguments is None else arguments)
         if request.ignored:
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(job: Job, mpi: Mpi, request: Request, again: Restarts) -> int:
-    """Start a job, again where it fails, and wait for it; or only print its command."""
+    """Start a job, restart it if it fails, and wait for it; or only print its command."""
     uses_srun = _uses_srun(job, request)
     if request.min_workers and (uses_srun or not job.hosts):
         raise LaunchError("--min-workers chooses among the hosts of -H or --hostfile, which mpirun reaches by ssh.")
@@ -68,7 +68,7 @@ def _run(job: Job, mpi: Mpi, request: Request, again: Restarts) -> int:
                 now = reachable.on_hosts_that_answer(job, request.min_workers) if request.min_workers else job
             except reachable.TooFewHosts as error:
                 return Ended(1, str(error), may_mend=True)
-            if again.most or restarts.VARIABLE in os.environ:  # the latter is that of the job around this one
+            if again.most or restarts.VARIABLE in os.environ:  # the latter belongs to the job around this one
                 now = replace(now, variables={**now.variables, restarts.VARIABLE: str(number)})
             return _attempt(now, mpi, request, number, losses, signals)
 
@@ -116,7 +116,7 @@ def _print(command: Command) -> None:
 
 
 def _uses_srun(job: Job, request: Request) -> str:
-    """The program srun where it starts the job, else ''."""
+    """The program srun if it starts the job, otherwise ''."""
     srun = shutil.which("srun")
     if request.launcher == "srun" and not srun:
         raise LaunchError("--launcher srun: there is no srun on PATH.")
@@ -125,7 +125,7 @@ def _uses_srun(job: Job, request: Request) -> str:
 
 
 def _reading(job: Job, request: Request, uses_srun: str) -> str:
-    """How the ranks' output is read: in a terminal as it comes, since progress bars shall move, else in lines."""
+    """How the ranks' output is read: in a terminal as it arrives, so that progress bars move, otherwise in lines."""
     own = next((word for word in job.mpi_arguments if word.lstrip("-") in _OUTPUT), None)
     if own and (any(request.folders) or request.ranks is not None):
         raise LaunchError(
@@ -154,7 +154,8 @@ def _marks(job: Job, mpi: Mpi, uses_srun: bool) -> Marks:
 
 
 def _check_program(job: Job, command: Command) -> None:
-    """An error where the workers' program is not here, unless workers may run on another host or in another folder."""
+    """Raise an error if the workers' program is missing, unless workers may run on another host or in another
+    folder."""
     if not job.is_local or inside_slurm() or job.mpi_arguments:
         return
     path = command.variables.get("PATH", os.environ.get("PATH", os.defpath))

@@ -1,4 +1,4 @@
-"""What mykvrun itself writes to the terminal."""
+"""mykvrun's own messages to the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def say(text: str, *lines: str) -> None:
 
 
 def write(stream: TextIO | None, text: str) -> None:
-    """Write a text and the end of a line, unless its reader has gone."""
+    """Write a text and a newline, unless its reader has gone."""
     if stream is not None:
         with contextlib.suppress(OSError):
             write_all(raw(stream), f"{text}\n".encode(errors="replace"))

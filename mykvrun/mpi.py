@@ -1,4 +1,4 @@
-"""Which MPI this environment's mpi4py uses, and where the mpirun of that MPI lies."""
+"""Finds the MPI of this environment's mpi4py, and its mpirun."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import LaunchError
 
 OPEN_MPI, MPICH, INTEL_MPI = "Open MPI", "MPICH", "Intel MPI"
 
-# Loads the library without starting MPI, and prints its version and the file that the loader took.
+# Loads the library without starting MPI, and prints its version and its file.
 _ASK_MPI4PY = """
 import mpi4py
 mpi4py.rc.initialize = False
@@ -45,8 +45,8 @@ def kind_of(text: str) -> str:
 def find_mpi() -> Mpi:
     """The MPI that mpi4py of this Python loads, with its launcher.
 
-    ``$MPIRUN`` names the launcher where it is set. Otherwise it is looked for next to the MPI library, then next to
-    this Python, then on ``PATH``; a launcher of another MPI is passed over.
+    ``$MPIRUN`` names the launcher if it is set. Otherwise it is searched next to the MPI library, then next to this
+    Python, then on ``PATH``; launchers of other MPIs are skipped.
 
     Raises
     ------

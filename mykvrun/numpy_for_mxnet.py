@@ -1,10 +1,9 @@
-"""Lets MXNet, which was written for numpy 1.23 and Python 3.11, be imported with later releases of both.
+"""Makes MXNet, which was written for numpy 1.23 and Python 3.11, work with later releases of both.
 
-MXNet's releases use names that numpy has removed since, and the module distutils, which Python 3.12 removed. Its
-modules get them here, and nothing else changes: numpy's own namespace stays as it is, since other packages ask what it
-has (``hasattr(numpy, "NaN")``). install() puts a finder on ``sys.meta_path`` that runs MXNet's modules with an
-``__import__`` of their own. In them ``import numpy`` gives a module in front of numpy: it has all that
-numpy has, and the names that are gone.
+MXNet uses names that numpy has removed since, and the module distutils, which Python 3.12 removed. Only MXNet's modules
+get them here: numpy's own namespace does not change, since other packages test its contents (``hasattr(numpy,
+"NaN")``). install() puts a finder on ``sys.meta_path`` that runs MXNet's modules with their own ``__import__``. In them
+``import numpy`` returns a proxy of numpy with the removed names.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import types
 from importlib import machinery
 from typing import Any
 
-# Aliases that numpy 1.24 or 2.0 has removed, with what they were another name of. numpy.bool came back in 2.0 as
-# another type, and MXNet hands it on as mx.np.bool.
+# Aliases that numpy 1.24 or 2.0 has removed, with their targets. numpy.bool returned in 2.0 as another type, and MXNet
+# exports it as mx.np.bool.
 _TYPES = {"bool": bool, "int": int, "float": float, "complex": complex, "object": object, "str": str}
 _NUMBERS = {
     "PZERO": 0.0,
@@ -43,9 +42,9 @@ _FINANCIAL = ("fv", "ipmt", "irr", "mirr", "nper", "npv", "pmt", "ppmt", "pv", "
 
 
 def _own_functions(numpy: Any) -> dict[str, Any]:
-    """Removed functions that are no other name of a present function, as numpy 1.23 defines them."""
+    """Removed functions without an equivalent, as defined in numpy 1.23."""
 
-    # numpy would hand calls with an array of mx.np to MXNet, which has functions of its own of some of these names.
+    # numpy would dispatch calls with mx.np arrays to MXNet, which has its own functions under some of these names.
     def host(array: Any) -> Any:
         return array.asnumpy() if hasattr(array, "asnumpy") else array
 
@@ -68,7 +67,7 @@ def _own_functions(numpy: Any) -> dict[str, Any]:
 
 
 def _core() -> dict[str, Any]:
-    """numpy.core with what MXNet uses of it, where numpy has that in another place and warns of numpy.core."""
+    """The parts of numpy.core that MXNet uses, for releases that have moved them and warn about numpy.core."""
     try:
         from numpy.lib.array_utils import normalize_axis_tuple
     except ImportError:  # numpy 1
@@ -86,7 +85,7 @@ def _removed_in_1_20(name: str) -> Any:
 
 
 def names(numpy: Any) -> dict[str, Any]:
-    """All names that the module in front of `numpy` has in addition to those of numpy, or instead of them."""
+    """All names that the proxy of `numpy` adds or replaces."""
     compat = types.ModuleType("numpy.compat")
     compat.basestring = str  # type: ignore[attr-defined]
     found = {"compat": compat, **_NUMBERS, **_own_functions(numpy)}
@@ -99,14 +98,14 @@ def names(numpy: Any) -> dict[str, Any]:
 
 
 class _Front(types.ModuleType):
-    """numpy as MXNet's modules see it."""
+    """The proxy of numpy for MXNet's modules."""
 
     def __init__(self, numpy: Any) -> None:
         super().__init__(numpy.__name__, numpy.__doc__)
         vars(self).update(vars(numpy))
         vars(self).update(names(numpy))
 
-    def __getattr__(self, name: str) -> Any:  # what numpy imports at its first use, and what came later
+    def __getattr__(self, name: str) -> Any:  # modules that numpy imports lazily, and attributes set later
         return getattr(sys.modules["numpy"], name)
 
 
@@ -123,9 +122,9 @@ class _TextType(type):
 
 
 class _Text(metaclass=_TextType):
-    """str as it was before numpy 2: a shape with an integer of numpy is '(2, 3)', and not '(np.int64(2), 3)'.
+    """str as before numpy 2: a shape with numpy integers is '(2, 3)', not '(np.int64(2), 3)'.
 
-    MXNet hands the arguments of operators to its core as such texts.
+    MXNet passes the arguments of operators to its core as such texts.
     """
 
 
@@ -136,7 +135,7 @@ def _element(value: Any) -> str:
 
 
 class _Sum:
-    """An attribute of MXNet's metrics that adds what each batch gives, in float64.
+    """An attribute of MXNet's metrics that accumulates in float64.
 
     With numpy 2 the sum of a float and a float32 is a float32, so a sum over many batches would lose digits.
     """
@@ -161,7 +160,7 @@ class _Sum:
         del vars(metric)[self._name]
 
 
-# Modules that make texts of operators' arguments, and those of the metrics, in MXNet 1.9 and 2.0.
+# Modules that convert operators' arguments to text, and those of the metrics, in MXNet 1.9 and 2.0.
 _TEXTS = ("mxnet._ctypes.ndarray", "mxnet._ctypes.symbol", "mxnet._ctypes.cached_op", "mxnet.symbol.symbol")
 _METRICS = ("mxnet.metric", "mxnet.gluon.metric")
 _SUMS = ("sum_metric", "global_sum_metric")
@@ -169,7 +168,7 @@ _SUMS = ("sum_metric", "global_sum_metric")
 
 @functools.total_ordering
 class _Version:
-    """For the classes StrictVersion and LooseVersion of distutils: MXNet compares numpy's release with others."""
+    """Replaces distutils' StrictVersion and LooseVersion, with which MXNet compares numpy's release."""
 
     def __init__(self, text: str) -> None:
         self.version = tuple(int(number) for number in re.match(r"[\d.]*", text).group().split(".") if number)
@@ -191,10 +190,10 @@ def _distutils() -> types.ModuleType:
 
 
 class _Finder:
-    """Finds nothing by itself: it has MXNet's modules found by the other finders, and gives them other builtins."""
+    """Finds nothing itself: delegates to the other finders for MXNet's modules, and gives these other builtins."""
 
     def __init__(self) -> None:
-        self._asked: set[str] = set()  # names that are being looked for: another finder may ask all finders too
+        self._asked: set[str] = set()  # names being searched: another finder may query all finders too
         self._front: types.ModuleType | None = None
         self._distutils = _distutils()
         self._builtins: dict[str, Any] | None = None
@@ -256,9 +255,9 @@ class _Loader:
 
 
 def found_by_others(finder: Any, name: str, path: Any, target: Any) -> Any:
-    """The spec of a module as the other finders of ``sys.meta_path`` find it; None if none does."""
+    """The spec of a module from the other finders of ``sys.meta_path``, or None."""
     for other in sys.meta_path:
-        find_spec = getattr(other, "find_spec", None)  # finders of old programs have none
+        find_spec = getattr(other, "find_spec", None)  # finders of old programs lack it
         spec = find_spec(name, path, target) if find_spec is not None and other is not finder else None
         if spec is not None:
             return spec
@@ -266,7 +265,7 @@ def found_by_others(finder: Any, name: str, path: Any, target: Any) -> Any:
 
 
 def _is_needed() -> bool:
-    """Whether numpy or Python is later than the releases that MXNet was written for."""
+    """Whether numpy or Python is newer than the releases that MXNet was written for."""
     import numpy
 
     major, minor = (int(number) for number in re.findall(r"\d+", numpy.__version__)[:2])
@@ -274,8 +273,7 @@ def _is_needed() -> bool:
 
 
 def install() -> None:
-    """Let MXNet's modules be imported from now on. Does nothing where numpy and Python are old enough, or at the
-    second call.
+    """Make MXNet's modules importable from now on. A no-op if numpy and Python are old enough, or at the second call.
 
     Raises
     ------

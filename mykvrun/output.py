@@ -1,4 +1,4 @@
-"""What workers write: passed on as it comes, and remembered for the end of the job."""
+"""The workers' output: passed on as it arrives, and kept for the end of the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sinks import Sink
 
 _KEPT_LINES = 20
 
-# What launchers say of the worker that ended first.
+# Launchers' messages about the worker that ended first.
 _FAILED_RANK = (
     re.compile(r"Process name: \[[^\]]*?[@,]1,(?P<rank>[0-9]+)\]"),  # Open MPI 5: a status
     re.compile(r"Process name: \[\[[0-9]+,1\],(?P<rank>[0-9]+)\]"),  # Open MPI 4: a status
@@ -24,7 +24,7 @@ _FAILED_RANK = (
     re.compile(r"=\s+RANK (?P<rank>[0-9]+) PID [0-9]+ RUNNING AT (?P<host>\S+)"),  # Intel MPI
     re.compile(r"srun: error: (?P<host>[^:\s]+): task (?P<rank>[0-9]+): "),  # Slurm
 )
-# What launchers say where the job cannot start, and could not start the next time either.
+# Launchers' messages about a job that cannot start and would fail again.
 _MISTAKE = re.compile(
     r"unable to find the specified executable|unable to launch the specified application|"
     r"unrecognized option|not enough slots available|"  # Open MPI
@@ -35,12 +35,12 @@ _MISTAKE = re.compile(
 _LEFT_OTHERS = re.compile(r"process rank [0-9]+ with PID [0-9]+ on node \S+ exiting\b")
 
 
-# The line before and after a text of Open MPI. It may stand behind a progress bar, which no end of a line follows.
+# The line before and after a text of Open MPI. It may follow a progress bar, which does not end with a newline.
 _LINE_OF_HYPHENS = re.compile(r"(?P<before>(?:.*[^-])?)-{74}")
 
 
 class FailedWorker(NamedTuple):
-    """The worker that ended first: its rank, and its host where the launcher says it ('' else)."""
+    """The worker that ended first: its rank, and its host if the launcher tells ('' otherwise)."""
 
     rank: int
     host: str
@@ -48,16 +48,16 @@ class FailedWorker(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """How a launcher marks what a rank writes."""
+    """How a launcher marks a rank's output."""
 
     mark: re.Pattern[bytes]  # its first group is the rank
-    beginning: re.Pattern[bytes]  # of a mark, at the end of what has been read so far
-    in_lines: bool  # a mark also stands within a line: each piece that a worker writes is marked
-    lasts: bool  # a mark stands for all lines up to the next mark
+    beginning: re.Pattern[bytes]  # of a possible mark at the end of the data
+    in_lines: bool  # marks also occur within a line: each piece of output is marked
+    lasts: bool  # a mark covers all lines up to the next mark
 
 
 def _marks(*atoms: bytes, in_lines: bool, lasts: bool = False) -> Marks:
-    """Marks that consist of atoms; each beginning of an atom matches the atom."""
+    """Marks that consist of atoms; each prefix of an atom matches the atom."""
     beginning = functools.reduce(lambda inner, atom: atom + b"(?:" + inner + b")?", reversed(atoms))
     mark = b"".join(atoms)
     return Marks(re.compile(mark if in_lines else b"(?m)^" + mark), re.compile(beginning + rb"\Z"), in_lines, lasts)
@@ -65,8 +65,8 @@ def _marks(*atoms: bytes, in_lines: bool, lasts: bool = False) -> Marks:
 
 _END = (rb"\]", b"<", b"s", b"t", b"d", b"[a-z]+", b">", b":")
 # "[prterun-host-123@1,3]<stderr>: text" of Open MPI 5, by tag-fullname, since a worker writes no such word. The mark
-# also stands behind a line that another worker has not ended. Open MPI puts lines together, unless it is told not to;
-# its releases differ in whether each line of a piece is marked then, or only the piece.
+# may follow another worker's unfinished line. Open MPI joins lines unless told otherwise; depending on the release,
+# each line of a piece is marked then, or only the piece.
 _OPEN_MPI_5 = (rb"\[", rb"[A-Za-z0-9_.-]+", b"@", b"[0-9]+", b",", b"([0-9]+)", *_END, b" ")
 OPEN_MPI_LINES = _marks(*_OPEN_MPI_5, in_lines=True)
 OPEN_MPI_PIECES = _marks(*_OPEN_MPI_5, in_lines=True, lasts=True)
@@ -77,29 +77,29 @@ SRUN = _marks(b" *", b"([0-9]+)", b":", b" ", in_lines=False)
 
 
 def hydra_marks(word: str) -> Marks:
-    """Marks of MPICH and Intel MPI: a word that no worker writes, the rank, and a colon."""
+    """Marks of MPICH and Intel MPI: a unique word, the rank, and a colon."""
     return _marks(*(re.escape(letter).encode() for letter in word), b"([0-9]+)", b":", in_lines=True)
 
 
 class Output:
-    """What is shown and kept of what workers write.
+    """Shows and keeps the workers' output.
 
     Parameters
     ----------
     marks : Marks, optional
-        How the launcher marks what each rank writes; None if it does not.
+        How the launcher marks each rank's output; None if it does not.
     prefix : bool
         Whether each line of a rank begins with ``[3] ``.
     timestamps : bool
         Whether each line begins with the time.
     is_elastic : bool
-        Whether the job goes on when a worker dies.
+        Whether the job continues when a worker dies.
     files : RankFiles, optional
-        Gets what each rank writes.
+        Gets each rank's output.
     ranks : ShownRanks, optional
-        Chooses the ranks that are shown.
+        Chooses the ranks to show.
     shows_all : bool
-        Whether nothing of stderr is left out; see `Digest`.
+        Whether all of stderr is shown; see `Digest`.
     """
 
     def __init__(
@@ -122,16 +122,16 @@ class Output:
         self._had_text = False  # a text of Open MPI has begun
         self._in_notice: set[int] = set()  # ranks for which Open MPI writes a text between two lines of hyphens
         self.failed: FailedWorker | None = None
-        self.tells_mistake = False  # the launcher has said why the job cannot start
+        self.tells_mistake = False  # the launcher has reported why the job cannot start
 
     @property
     def changes_lines(self) -> bool:
-        """Whether each line is shown with something before it."""
+        """Whether each line is shown with a prefix."""
         return self._prefix or self._timestamps
 
     def take(self, rank: int | None, line: bytes, stream: str) -> bytes:
-        """Remember a line of a rank, or of the launcher (None), and return what is to be shown of it."""
-        # Open MPI's texts end with a NUL behind their last line, and workers may write between the two.
+        """Keep a line of a rank, or of the launcher (None), and return the text to show."""
+        # Open MPI's texts end with a NUL after their last line, and workers may write between the two.
         self._had_text = self._had_text or (stream == "stderr" and b"-" * 74 in line)
         if self._had_text and stream == "stderr" and line.startswith(b"\0"):
             line = line.lstrip(b"\0")
@@ -146,7 +146,7 @@ class Output:
         return self._shown(lines, stream)
 
     def end(self, stream: str) -> bytes:
-        """What is to be shown when a stream has ended."""
+        """The text to show when a stream has ended."""
         return self._shown(self._digest.end(), stream) if self._digest and stream == "stderr" else b""
 
     def _shown(self, lines: Iterable[tuple[int | None, bytes]], stream: str) -> bytes:
@@ -161,7 +161,7 @@ class Output:
         return b"".join(shown)
 
     def _remember(self, rank: int, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]  # as a terminal shows progress bars
+        text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]  # as in a terminal with progress bars
         hyphens = _LINE_OF_HYPHENS.fullmatch(text)
         own = hyphens["before"] if hyphens else text
         if own.strip(" \t") and rank not in self._in_notice:
@@ -197,7 +197,7 @@ class Output:
 
 
 class Stream:
-    """Takes what a launcher writes to stdout or stderr to pieces.
+    """Splits a launcher's stdout or stderr into pieces.
 
     Parameters
     ----------
@@ -211,12 +211,12 @@ class Stream:
     def __init__(self, output: Output, name: str, moves: bool) -> None:
         self._output, self._name, self._moves = output, name, moves and not output.changes_lines
         self._unread = b""  # may be the beginning of a mark
-        self._rank: int | None = None  # whose line it is that the next piece goes on with
+        self._rank: int | None = None  # the rank whose line the next piece continues
         self._open: dict[int | None, bytes] = {}  # lines that have not ended
-        self._shown: dict[int | None, int] = {}  # how much of them is shown
+        self._shown: dict[int | None, int] = {}  # shown length of these lines
 
     def take(self, data: bytes) -> bytes:
-        """What is to be shown after so much more has been read; no data stands for the end."""
+        """The text to show after more data was read; empty data means the end."""
         is_end = not data
         data, self._unread = self._unread + data, b""
         if not is_end:
@@ -231,7 +231,7 @@ class Stream:
         return shown
 
     def _divided(self, data: bytes) -> tuple[bytes, bytes]:
-        """What can be read, and what cannot yet, since a mark may begin there."""
+        """Split data into a part to process and a rest, in which a mark may begin."""
         marks = self._output.marks
         if marks is None:
             return data, b""
@@ -243,7 +243,7 @@ class Stream:
         return data[:end], data[end:]
 
     def _pieces(self, data: bytes) -> Iterator[tuple[int | None, bytes]]:
-        """Pieces with their ranks; a piece that is the launcher's has None."""
+        """Pieces with their ranks; None for the launcher's."""
         marks = self._output.marks
         start = 0
         for mark in marks.mark.finditer(data) if marks else ():
@@ -252,7 +252,7 @@ class Stream:
         yield from self._of_rank(data[start:])
 
     def _of_rank(self, text: bytes) -> Iterator[tuple[int | None, bytes]]:
-        """Text between two marks: the rest of a line of one rank, and lines of the launcher."""
+        """Process the text between two marks: the rest of a rank's line, and lines of the launcher."""
         lasts = self._output.marks is None or self._output.marks.lasts
         end = len(text) if lasts or b"\n" not in text else text.index(b"\n") + 1
         if end:

@@ -1,4 +1,4 @@
-"""The progress of long work, by tqdm where it is installed and stderr is a terminal; elsewhere nothing of it is shown.
+"""Progress of long work, by tqdm if it is installed and stderr is a terminal; otherwise not shown.
 
 The self-test uses it, and so do benchmarks/, tests/torture/ and tests/wheels/. No installation needs tqdm.
 """
@@ -16,11 +16,11 @@ class Progress:
     Parameters
     ----------
     total : float
-        How much there is to do.
+        The total amount.
     what : str
-        Stands before the bar.
+        Text before the bar.
     unit : str, optional
-        What `total` counts.
+        Unit of `total`.
     """
 
     def __init__(self, total: float, what: str, unit: str = "") -> None:
@@ -33,17 +33,17 @@ class Progress:
             self._bar = tqdm(total=total, desc=what, unit=unit, leave=False, dynamic_ncols=True, file=sys.stderr)
 
     def advance(self, by: float = 1) -> None:
-        """So much more is done."""
+        """Advance by this amount."""
         if self._bar is not None:
             self._bar.update(by)
 
     def reach(self, done: float) -> None:
-        """So much is done in all, at most `total`."""
+        """Set the completed amount, at most `total`."""
         if self._bar is not None:
             self._bar.update(min(done, self._bar.total) - self._bar.n)
 
     def tell(self, now: str) -> None:
-        """Show what is being done."""
+        """Show the current activity."""
         if self._bar is not None:
             self._bar.set_postfix_str(now)
 

@@ -1,4 +1,4 @@
-"""What each rank writes, in files: of --output-filename and of --log-dir."""
+"""Files with each rank's output, for --output-filename and --log-dir."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .sinks import Loss, Sink
 
 
 class RankFolders(NamedTuple):
-    """Folders for the files, where they were asked for."""
+    """Folders for the requested files."""
 
     streams: str | None = None  # of --output-filename: rank.3/stdout and rank.3/stderr
     logs: str | None = None  # of --log-dir: rank.3.log with both
 
     def of_attempt(self, restart: int, workers: int) -> RankFolders:
-        """The folders of one attempt of a job, which exist then.
+        """Create the folders for one attempt of a job.
 
         Raises
         ------
         LaunchError
-            A folder cannot be made, or something else replaces a file or folder of a rank.
+            A folder cannot be created, or a file is in a folder's place or a folder in a file's place.
         """
         made = []
         for name, option in zip(self, ("--output-filename", "--log-dir")):
@@ -45,14 +45,14 @@ class RankFolders(NamedTuple):
                 raise LaunchError(f"{path} is a folder, but --log-dir needs a file there: move the folder away.")
 
     def paths(self, rank: int, workers: int, stream: str) -> list[Path]:
-        """The files for what a rank writes to ``"stdout"`` or ``"stderr"``."""
+        """The files for a rank's ``"stdout"`` or ``"stderr"``."""
         name = f"rank.{_digits(rank, workers)}"
         found = [Path(self.streams, name, stream)] if self.streams else []
         return [*found, Path(self.logs, f"{name}.log")] if self.logs else found
 
 
 def _digits(rank: int, workers: int) -> str:
-    """A rank with so many digits that the names are in the order of the ranks."""
+    """A rank, zero-padded so that names sort in the order of ranks."""
     return f"{rank:0{len(str(workers - 1))}}"
 
 
@@ -63,7 +63,7 @@ class RankFiles:
     ----------
     folders : RankFolders
     workers : int
-        How many ranks there are.
+        The number of ranks.
     on_loss : callable
         Called with the name of a file that cannot be written, and the error.
     """

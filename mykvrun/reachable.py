@@ -1,4 +1,4 @@
-"""Which hosts answer, and the job on these hosts alone."""
+"""Finds the hosts that answer, and restricts the job to them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .job import Job
 from .messages import say
 
 _WAIT_S = 15.0
-# One word each, as ssh takes them too. A host that asks for a password does not answer a launcher either.
+# One word each, as ssh accepts them too. A host that asks for a password cannot be used by a launcher either.
 _OPTIONS = ("-oBatchMode=yes", "-oConnectTimeout=10")
 
 
 class TooFewHosts(LaunchError):
-    """Too few hosts answer. They may answer later."""
+    """Too few hosts answer now; more may answer later."""
 
 
 def on_hosts_that_answer(job: Job, least: int) -> Job:
-    """The job on the hosts that answer, with as many workers as these take, and a line about the others.
+    """The job on the hosts that answer, with their number of workers, and a line about the others.
 
     Raises
     ------
     TooFewHosts
-        The hosts that answer take fewer than ``least`` workers.
+        The hosts that answer have slots for fewer than ``least`` workers.
     """
     silent = _silent_hosts(job)
     if not silent:
@@ -44,7 +44,7 @@ def on_hosts_that_answer(job: Job, least: int) -> Job:
 
 
 def _silent_hosts(job: Job) -> list[Host]:
-    """Hosts on which no command can be run by ssh within 15 s."""
+    """Hosts on which ssh cannot run a command within 15 s."""
     asked = [(host, _ask(job.ssh(), host.name)) for host in job.hosts if not is_this_host(host.name)]
     silent = []
     for host, process in asked:

@@ -1,4 +1,4 @@
-"""A failed job is started again, up to a number of times, after pauses that grow."""
+"""Restarts a failed job, up to a number of times, after growing pauses."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from . import workers
 from .attempt import Ended
 from .signals import EndSignals
 
-VARIABLE = "MYKV_RESTART"  # how often the job of this worker has been started again
+VARIABLE = "MYKV_RESTART"  # number of restarts of this worker's job
 _LONGEST_PAUSE_S = 30.0
 
 
 class Restarts(NamedTuple):
-    """How often a failed job is started again at most, and the seconds before the first restart."""
+    """The maximum number of restarts, and the seconds before the first."""
 
     most: int = 0
     pause: float = 1.0
@@ -24,14 +24,14 @@ class Restarts(NamedTuple):
 
 
 def run_again(start: Callable[[int], Ended], restarts: Restarts, signals: EndSignals) -> int:
-    """Run a job until it ends well, or fails and may not be started again, and return its last exit status.
+    """Run a job until it succeeds, or fails and may not be restarted, and return its last exit status.
 
-    A job is not started again after a mistake that no restart mends, nor after a signal that has ended it.
+    A job is not restarted after a mistake that a restart cannot fix, or after a signal to mykvrun.
 
     Parameters
     ----------
     start : callable
-        Runs the job once. Its argument says how often the job has been started before.
+        Runs the job once. Its argument is the number of earlier starts.
     restarts : Restarts
     signals : EndSignals
     """
@@ -44,7 +44,7 @@ def run_again(start: Callable[[int], Ended], restarts: Restarts, signals: EndSig
         number += 1
         pause = restarts.pause_before(number)
         ended.tell(f" Restart {number} of {restarts.most} begins in {pause:g} s.")
-        # A worker that lives on, or a process of a worker, would hold ports, memory and files of the next workers.
+        # A surviving worker, or a process of a worker, would hold ports, memory and files that the next workers need.
         workers.end_orphans()
         signals.wait(pause)
         if signals.received:

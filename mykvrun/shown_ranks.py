@@ -1,6 +1,6 @@
-"""Which ranks' output is shown.
+"""Selects the ranks whose output is shown.
 
-Of the other ranks only errors are: tracebacks, and lines of stderr that tell of an error.
+Of other ranks only errors are shown: tracebacks, and lines of stderr about an error.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _ERROR = re.compile(
     rb"out of memory",
     re.IGNORECASE,
 )
-_TRACEBACK = b"Traceback (most recent call last):"  # may stand behind a progress bar
-# A progress bar, whose values may have such names, and what is logged about a metric.
+_TRACEBACK = b"Traceback (most recent call last):"  # may follow a progress bar
+# A progress bar, whose values may have such names, or a log line about a metric.
 _IS_NO_ERROR = re.compile(rb"\r.|\b(?:DEBUG|INFO)\b")
 
 
@@ -47,20 +47,20 @@ class ShownRanks:
     Parameters
     ----------
     ranks : set of int, optional
-        The ranks of which all is shown; None: all ranks.
+        The ranks whose whole output is shown; None: all ranks.
     """
 
     def __init__(self, ranks: frozenset[int] | None = None) -> None:
         self._ranks = ranks
-        self._tracebacks: dict[int, list[bytes]] = {}  # which a rank is writing
+        self._tracebacks: dict[int, list[bytes]] = {}  # the open traceback of each rank
         self._in_error: set[int] = set()  # ranks whose last line was shown
 
     def shows(self, rank: int | None) -> bool:
-        """Whether all is shown that this rank, or the launcher (None), writes."""
+        """Whether the whole output of this rank, or of the launcher (None), is shown."""
         return self._ranks is None or rank is None or rank in self._ranks
 
     def takes(self, rank: int | None, line: bytes, stream: str) -> bool:
-        """Whether a line is shown. It is called with each line of stderr, in their order."""
+        """Whether a line is shown. Call it with each line of stderr, in order."""
         if rank is None or self.shows(rank):
             return True
         if stream != "stderr":

@@ -1,4 +1,4 @@
-"""Signals that end a job: they go to the launcher, and no failed job is started again after them."""
+"""Signals that end a job: they are passed to the launcher, and prevent restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOOK_S = 0.1
 
 
 def end_with_caller(descriptor: int) -> None:
-    """End the job by SIGTERM when the other end of a pipe is closed, as by the end of the process that has it."""
+    """End the job by SIGTERM when the other end of a pipe is closed, for example by the end of its process."""
 
     def wait() -> None:
         with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ class EndSignals:
 
     @contextlib.contextmanager
     def sent_to(self, launcher: subprocess.Popen[bytes]) -> Iterator[None]:
-        """Send the signals on to this launcher, also a signal that has arrived since the last launcher ended."""
+        """Pass the signals on to this launcher, including a signal that has arrived since the last launcher ended."""
         self._launcher = launcher
         if self.received:
             launcher.send_signal(signal.SIGTERM)
@@ -79,6 +79,6 @@ class EndSignals:
     def _take(self, number: int, _frame: FrameType | None) -> None:
         self.received = self.received or number
         sinks.is_ending = True
-        # Ctrl-C in a terminal reaches the launcher by itself.
+        # Ctrl-C in a terminal reaches the launcher directly.
         if self._launcher is not None and not (number == signal.SIGINT and is_terminal(sys.stdin)):
             self._launcher.send_signal(_SENT_AS[signal.Signals(number)])

@@ -1,4 +1,4 @@
-"""Where output goes. A sink that can take no more never stops the reading: workers would block in their next write."""
+"""Destinations of output. A full or failed sink never stops the reading: workers would block in their next write."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import BinaryIO, Callable, TextIO
 _LOOK_S = 0.1
 _UNREAD_S = 1.0
 
-is_ending = False  # whether a signal ends the job: then nothing waits for a reader that takes nothing
+is_ending = False  # whether a signal ends the job: then no write waits for a stalled reader
 
 Loss = Callable[[str, OSError], None]  # called with the sink's name and the error
 
 
 class Sink:
-    """A file, pipe or terminal that is written to as long as it takes something.
+    """A file, pipe or terminal.
 
     Parameters
     ----------
     file : BinaryIO or None
-        Unbuffered; None: nothing is written.
+        Unbuffered; None: output is dropped.
     name : str
-        What the user calls it.
+        The user's name for it.
     on_loss : callable
-        Called with the first error. A full disk may have room again, so the next write is tried all the same.
+        Called with the first error. A full disk may have room again, so later writes are still tried.
     """
 
     def __init__(self, file: BinaryIO | None, name: str, on_loss: Loss) -> None:
@@ -36,12 +36,12 @@ class Sink:
 
     @classmethod
     def of_stream(cls, stream: TextIO | None, name: str, on_loss: Loss) -> Sink:
-        """A sink for sys.stdout or sys.stderr, past its buffer, which would keep what could not be written."""
+        """A sink for sys.stdout or sys.stderr, bypassing its buffer, which would keep failed writes."""
         return cls(None if stream is None else raw(stream), name, on_loss)
 
     @classmethod
     def of_path(cls, path: Path, on_loss: Loss) -> Sink:
-        """A sink for a new file, whose folder is made too."""
+        """A sink for a new file, whose folder is created too."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             return cls(path.open("wb", buffering=0), str(path), on_loss)
@@ -50,7 +50,7 @@ class Sink:
             return cls(None, str(path), on_loss)
 
     def write(self, data: bytes) -> None:
-        """Write all of it; output that an error keeps from being written is lost."""
+        """Write all of it; after an error the rest is lost."""
         if self._file is None:
             return
         try:
@@ -71,13 +71,13 @@ class Sink:
 
 
 def raw(stream: TextIO) -> BinaryIO:
-    """The file below a stream's buffers."""
+    """The raw file of a stream."""
     stream.flush()
     return getattr(stream.buffer, "raw", stream.buffer)  # type: ignore[no-any-return]
 
 
 class Unread(OSError):
-    """The reader of a pipe takes nothing, and the job ends."""
+    """The reader of a pipe is stalled, and the job ends."""
 
 
 def write_all(file: BinaryIO, data: bytes) -> None:
@@ -86,7 +86,7 @@ def write_all(file: BinaryIO, data: bytes) -> None:
     Raises
     ------
     Unread
-        A signal ends the job, and the reader has taken nothing for a second.
+        A signal ends the job, and the reader was stalled for a second.
     OSError
         Writing has failed.
     """
@@ -99,13 +99,14 @@ def write_all(file: BinaryIO, data: bytes) -> None:
                 raise Unread(errno.EAGAIN, "its reader takes nothing")
             continue
         waited = 0.0
-        # No more than a pipe with room takes without waiting. None: another program has made the file non-blocking.
+        # At most the size that a pipe with room accepts without blocking. None: another program has made the file
+        # non-blocking.
         left = left[file.write(left[: select.PIPE_BUF]) or 0 :]
 
 
 def _takes_some(file: BinaryIO) -> bool:
-    """Wait a moment until a file can be written to."""
+    """Wait briefly until a file is writable."""
     try:
         return bool(select.select([], [file], [], _LOOK_S)[1])
-    except io.UnsupportedOperation:  # no file of the system: sys.stdout was replaced
+    except io.UnsupportedOperation:  # not a system file: sys.stdout was replaced
         return True

@@ -1,4 +1,4 @@
-"""What workers tell mykvrun: small files in a folder that mykvrun makes, and names in the variable MYKVRUN_FOLDER.
+"""Notes of workers for mykvrun: small files in a folder of mykvrun, given in the variable MYKVRUN_FOLDER.
 
 ============= ======================================================================================================
 file          a worker makes it
@@ -37,7 +37,7 @@ _process = os.getpid()
 
 
 class End(NamedTuple):
-    """How a worker has ended: its exit status, how in words, and when (seconds of the host's monotonic clock)."""
+    """The end of a worker: exit status, description, and time (seconds of the host's monotonic clock)."""
 
     rank: int
     status: int
@@ -46,19 +46,19 @@ class End(NamedTuple):
 
 
 def tell_joined() -> None:
-    """This worker's init() has succeeded."""
+    """Record that this worker's init() has succeeded."""
     _write(JOINED, "")
 
 
 def tell_end(status: int, how: str) -> None:
-    """This worker is about to end.
+    """Record that this worker is about to end.
 
     Parameters
     ----------
     status : int
-        The exit status, as a shell shows it: 0 to 255, and 128 and the number of the signal for a signal.
+        The exit status as in a shell: 0 to 255, for a signal 128 plus its number.
     how : str
-        Stands after "ended with": ``sys.exit(3)``, ``KeyError: 'label'``, ``SIGTERM``. Only the first line is kept.
+        Text after "ended with": ``sys.exit(3)``, ``KeyError: 'label'``, ``SIGTERM``. Only the first line is kept.
     """
     first_line = (how.strip().splitlines() or [""])[0][:_MOST_LETTERS]
     _write(END, json.dumps({"status": status & 0xFF, "how": first_line, "time": time.monotonic()}) + "\n")
@@ -69,7 +69,7 @@ def _write(kind: str, text: str) -> None:
     rank = rank_in(os.environ)
     if not folder or rank is None or os.getpid() != _process:
         return
-    # The file appears with its whole content: mykvrun may read it at any time.
+    # Atomic, since mykvrun may read it at any time.
     unfinished = f"{folder}/.{kind}.{rank}.{_process}"
     with contextlib.suppress(OSError, UnicodeError):
         Path(unfinished).write_text(text, encoding="utf-8", errors="replace")
@@ -85,12 +85,12 @@ def rank_in(environment: os._Environ[str] | dict[str, str]) -> int | None:
 
 
 def ranks_with(folder: Path, kind: str) -> set[int]:
-    """The ranks that have made a note of this kind."""
+    """The ranks with a note of this kind."""
     return {int(path.suffix[1:]) for path in folder.glob(f"{kind}.*") if path.suffix[1:].isdecimal()}
 
 
 def ends(folder: Path) -> list[End]:
-    """How workers have ended, the earliest first; without those that have told nothing."""
+    """The ends of workers that have left a note, the earliest first."""
     found = []
     for rank in ranks_with(folder, END):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):

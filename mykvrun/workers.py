@@ -1,7 +1,7 @@
-"""The workers of this host as processes, where mykvrun or the launcher is killed.
+"""Handles this host's worker processes if mykvrun or the launcher is killed.
 
 Only the launcher is a child of mykvrun. Workers are below it: below mpirun of Open MPI, and with MPICH and Intel MPI
-below the processes of Hydra. What they leave becomes a child of mykvrun, since mykvrun adopts orphans.
+below the processes of Hydra. Orphans become children of mykvrun, a subreaper.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import Iterator
 
 _PAUSE_S = 0.5
 _ORPHANS_S = 5.0  # from SIGTERM to SIGKILL
-_KILLED_S = 10.0  # from SIGKILL to the end: a process may wait for a disk
+_KILLED_S = 10.0  # wait after SIGKILL: a process may be in disk wait
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Become the parent of processes whose launcher is killed."""
+    """Become the subreaper of processes whose launcher is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 @contextlib.contextmanager
 def guarded(launcher: subprocess.Popen[bytes]) -> Iterator[int]:
-    """End the launcher, by SIGTERM, if this process ends before it in any way, as by SIGKILL.
+    """End the launcher by SIGTERM if this process ends first in any way, even by SIGKILL.
 
-    A small process of its own, whose id is the result, waits for that. PR_SET_PDEATHSIG would not do: the kernel sends
-    that signal when each thread of a killed process ends, and after a second SIGTERM Open MPI's launcher ends without
-    its workers.
+    A small guard process, whose id is returned, waits for that. PR_SET_PDEATHSIG is no alternative: the kernel sends
+    that signal once per thread of a killed process, and after a second SIGTERM Open MPI's launcher ends without its
+    workers.
     """
     assert launcher.stdout and launcher.stderr
     reading, writing = os.pipe()
@@ -66,12 +66,12 @@ def _guard(launcher: int, reading: int, others: list[int]) -> None:
 
 
 def end_orphans(but: int | None = None) -> None:
-    """End the processes that a launcher has left to this process when it ended, workers and processes of workers.
+    """End the orphaned processes of an ended launcher: workers, and processes of workers.
 
     Parameters
     ----------
     but : int, optional
-        The process id of a child that is not ended.
+        The process id of a child to leave alone.
     """
     begin = time.monotonic()
     while True:

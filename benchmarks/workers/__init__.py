@@ -1,1 +1,1 @@
-"""What runs inside the measured processes; started by benchmarks/run_worker.py, never imported by the runner."""
+"""Code of the measured processes; started by benchmarks/run_worker.py, never imported by the runner."""

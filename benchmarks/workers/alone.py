@@ -1,4 +1,4 @@
-"""Processes that do not talk to each other: what memory and a step cost without an allreduce."""
+"""Processes without communication: memory and time of a step without an allreduce."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def pushpull(case: dict[str, Any], meeting: Meeting) -> Series:
 
 
 def in_place(case: dict[str, Any], meeting: Meeting) -> Series:
-    """Seconds of one allreduce of 'nbytes' bytes in shared memory, where they lie."""
+    """Seconds of one allreduce of 'nbytes' bytes in shared memory, in place."""
     buffer = mykv_core.allocate(case["nbytes"])
     array = np.frombuffer(buffer, np.float32)
 
@@ -68,7 +68,7 @@ def paused(case: dict[str, Any], meeting: Meeting) -> Series:
 def in_a_row(case: dict[str, Any], meeting: Meeting) -> Series:
     """Processor seconds of all ranks for one of many allreduces in shared memory, without pauses."""
     buffer = mykv_core.allocate(case["nbytes"])
-    np.frombuffer(buffer, np.float32).fill(1)  # grows to infinity, which costs nothing more
+    np.frombuffer(buffer, np.float32).fill(1)  # grows to infinity, at no extra cost
     count = case["nbytes"] // 4
 
     def work() -> None:
@@ -78,7 +78,7 @@ def in_a_row(case: dict[str, Any], meeting: Meeting) -> Series:
 
 
 def _cpu(case: dict[str, Any], meeting: Meeting, work: Callable[[], None]) -> float:
-    """Processor seconds of this process, all its threads, for one of many calls in a row."""
+    """Processor seconds of this process, with all threads, per call of many consecutive calls."""
     for _ in range(case["warmup"]):
         work()
     meeting.start()
@@ -91,7 +91,7 @@ def _cpu(case: dict[str, Any], meeting: Meeting, work: Callable[[], None]) -> fl
 
 
 def compressed(case: dict[str, Any], meeting: Meeting) -> Series:
-    """Seconds of one allreduce in shared memory of normal random numbers, which travel as 'wire' says."""
+    """Seconds of one allreduce in shared memory of normal random numbers, sent in the form 'wire'."""
     buffer = mykv_core.allocate(case["nbytes"])
     array = np.frombuffer(buffer, np.float32)
     everyone = [
@@ -126,7 +126,7 @@ def late(case: dict[str, Any], meeting: Meeting) -> Series:
 
 
 def agreement(case: dict[str, Any], meeting: Meeting) -> Series:
-    """Messages and bytes that agreeing takes in a step of 'keys' operations, and its seconds."""
+    """Messages and bytes of the agreement in a step of 'keys' operations, and the step's seconds."""
     arrays = [np.zeros(16, np.float32) for _ in range(case["keys"])]
     begin = np.zeros(4)
 
@@ -140,7 +140,7 @@ def agreement(case: dict[str, Any], meeting: Meeting) -> Series:
     times = timed({**case, "warmup": 0}, meeting, lambda: None, work)
     sent, sent_bytes, received, received_bytes = (np.array(mykv_core.agreement_traffic()) - begin) / case["iterations"]
     yield "time", times
-    # The same in all iterations; Results takes the rank with the most, which is rank 0.
+    # The same in all iterations; Results uses the largest value, which is rank 0's.
     yield "messages", [float(sent + received)]
     yield "message bytes", [float(sent_bytes + received_bytes)]
 

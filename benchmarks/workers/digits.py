@@ -1,11 +1,11 @@
 """A worker of benchmarks/pictures.py: trains on scans of digits; rank 0 prints losses and accuracies as JSON.
 
-Argument behind the module's name: a JSON object with `trainer` ("DistributedTrainer" or "LocalTrainer"), `options` of
+Argument after the module's name: a JSON object with `trainer` ("DistributedTrainer" or "LocalTrainer"), `options` of
 it, `epochs`, `hidden` (units of the first dense layer) and `timeline` (a file, or null).
 
 Printed: {"losses": mean over the workers for each step, "epochs": [[seconds of training until its end, accuracy], ...],
 "steps": unix times at which rank 0 begins each step, "same": whether all workers end with the same weights,
-"parameters": number of them}. Accuracy is that of 360 digits that no worker trains on; the clock stands meanwhile.
+"parameters": number of them}. Accuracy is measured on 360 digits that no worker trains on, with the clock stopped.
 """
 
 import json
@@ -32,7 +32,7 @@ def main() -> None:
     share = slice(rank, length * size, size)
     images, labels = images[share], labels[share]
     net = network(rank, job["hidden"])
-    net(mx.np.array(images[:1]))  # values, so that the trainer broadcasts them before the clock starts
+    net(mx.np.array(images[:1]))  # initialized first, so that the trainer broadcasts before the clock starts
     trainer = getattr(mykv, job["trainer"])(net.collect_params(), "sgd", SGD, **job["options"])
     mx.nd.waitall()
     mykv.barrier()
@@ -48,7 +48,7 @@ def main() -> None:
             loss.backward()
             trainer.step(len(positions))
             losses.append(loss.mean())
-            losses[-1].wait_to_read()  # as a program that shows its loss
+            losses[-1].wait_to_read()  # like a program that shows its loss
         if isinstance(trainer, mykv.LocalTrainer):
             trainer.synchronize()
         mx.nd.waitall()

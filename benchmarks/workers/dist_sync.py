@@ -1,4 +1,4 @@
-"""MXNet's own dist_sync, a parameter server; the process of a scheduler or a server lives inside `import mxnet`."""
+"""MXNet's own dist_sync, a parameter server; schedulers and servers run inside `import mxnet`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ShiftedStore(mx.kvstore.KVStore):
 class DistSyncPeer(with_mxnet.Peer):
     """Both flavours are gluon.Trainer(update_on_kvstore=False), since update_on_kvstore would move the update too."""
 
-    # Seen in its runs: one parameter began from the sum of two gradients, on the scale of 2 instead of 0.
+    # In some runs one parameter started from the sum of two gradients, about 2 instead of 0.
     begins_alike = False
 
     def __init__(self) -> None:

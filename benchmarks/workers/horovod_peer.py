@@ -9,7 +9,7 @@ from .job import Job
 
 
 class HorovodPeer(with_mxnet.Peer):
-    """Both flavours are horovod.mxnet.DistributedTrainer; `options` are more arguments for it, such as num_groups."""
+    """Both flavours are horovod.mxnet.DistributedTrainer. `options`: further arguments, such as num_groups."""
 
     def __init__(self, options: dict) -> None:
         self._options = options

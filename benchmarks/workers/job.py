@@ -1,7 +1,7 @@
-"""What one measured process is told to do, and how it reports.
+"""The job of one measured process, and its reports.
 
 The job is a JSON file: {"meeting": path, "results": folder, "cases": [case, ...], "options": {...}}. A case names its
-kind, a function that yields (series, numbers); each rank appends one JSON line per series to a file of its own, since
+kind, a function that yields (series, numbers); each rank appends one JSON line per series to its own file, since
 launchers mix the output of ranks. Numbers of equal index on all ranks belong to the same iteration.
 """
 
@@ -43,7 +43,7 @@ def timed(case: dict[str, Any], meeting: Meeting, prepare: Callable[[], Any], wo
     """Seconds that `work` takes in each of case['iterations'], after `prepare`, all ranks starting at one moment."""
     times = []
     for iteration in range(case["warmup"] + case["iterations"]):
-        meeting.start()  # nobody prepares, and uses memory, while others still work
+        meeting.start()  # so that no rank prepares, and uses memory, while others still work
         prepare()
         begin = meeting.start()
         work()

@@ -1,6 +1,6 @@
-// The loads and stores of an allreduce in shared memory, and nothing else; of two ranks: a[i] = b[i] = a[i] + b[i]. What
-// a memory system answers best to cannot be known beforehand, so there are several plain kernels; the fastest is the
-// limit. They are written without a look at the kernels of the core, and compiled for the machine at hand.
+// The loads and stores of an allreduce in shared memory, and nothing else; for two ranks: a[i] = b[i] = a[i] + b[i].
+// Which access pattern suits a memory system best is unknown, so there are several plain kernels, and the fastest is
+// the limit. They are independent of the core's kernels, and compiled for this machine.
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -69,7 +69,8 @@ void streaming(float* a, float* b, size_t count) {
   fence();
 }
 
-// Reads of both arrays first, then writes of one array after the other, so that memory turns round less often.
+// Reads of both arrays first, then writes of one array after the other, so that memory switches less often between
+// reads and writes.
 void blocks(float* a, float* b, size_t count) {
   alignas(64) float sums[kBlock];
   for (size_t i = 0; i < count; i += kBlock) {
@@ -80,7 +81,7 @@ void blocks(float* a, float* b, size_t count) {
   }
 }
 
-// Of many arrays: all streams at once.
+// For many arrays: all streams at once.
 void plain_of_many(float* const* arrays, size_t ranks, size_t count) {
   for (size_t i = 0; i < count; i += kLine) {
     for (size_t k = i; k < i + kLine; k += kLanes) {
@@ -95,7 +96,7 @@ void plain_of_many(float* const* arrays, size_t ranks, size_t count) {
   }
 }
 
-// Of many arrays: a block of one after the other.
+// For many arrays: one block of each after another.
 void blocks_of_many(float* const* arrays, size_t ranks, size_t count) {
   alignas(64) float sums[kBlock];
   for (size_t i = 0; i < count; i += kBlock) {

@@ -1,9 +1,9 @@
-"""How fast processes can do the loads and stores of an allreduce without waiting for each other.
+"""Measures the loads and stores of an allreduce in processes that do not wait for each other.
 
 This process forks the ranks itself, over shared anonymous memory like the core's. Each rank writes its own array, all
 start at one moment, and each sums its part of all arrays into all of them. See limit.cpp.
 
-In addition: how long they need to do nothing but wait for each other.
+Also measures a bare barrier.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Limit:
 def _until_all_are_done(
     case: dict[str, Any], meeting: Meeting, prepare: Callable[[], Any], work: Callable[[], Any]
 ) -> list[float]:
-    """Seconds from the common moment on: processes that outnumber the cores begin one after the other."""
+    """Seconds from the common start: processes that outnumber the cores begin one after another."""
     times = []
     for iteration in range(case["warmup"] + case["iterations"]):
         meeting.start()
@@ -97,7 +97,7 @@ def _until_all_are_done(
 
 
 def allocate(nbytes: int, ranks: int) -> dict[str, mmap.mmap]:
-    """Shared anonymous memory for one array per rank, once with and once without the wish for huge pages."""
+    """Shared anonymous memory for one array per rank, with and without a request for huge pages."""
     memory = {pages: mmap.mmap(-1, ranks * nbytes + _ALIGNMENT) for pages in PAGES}
     with contextlib.suppress(AttributeError, OSError):  # Python 3.8 and later; a kernel without huge pages
         memory[PAGES[1]].madvise(mmap.MADV_HUGEPAGE)

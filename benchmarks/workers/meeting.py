@@ -1,8 +1,8 @@
-"""A barrier that is the same for all peers: ranks of one host agree on the moment at which all of them start.
+"""A barrier for all peers alike: ranks of one host agree on a common starting time.
 
-A barrier of MPI, Horovod or a parameter server would favour its owner, or leave it spinning or half asleep. Here each
-rank notes in a mapped file that it is ready; rank 0 then names a moment a little ahead, by the clock that all
-processes of a host share, and everybody sleeps until shortly before it.
+A barrier of MPI, Horovod or a parameter server would favour its owner, or leave it spinning or asleep. Here each rank
+marks itself as ready in a mapped file; rank 0 then writes a time in the near future, by the clock that all processes of
+a host share, and all ranks sleep until shortly before it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import time
 
 _SLOT = 8  # words of 8 bytes per rank, a cache line
-_SPIN_S = 0.0002  # what a sleeper may be late by; spun through where every rank has a core
+_SPIN_S = 0.0002  # lateness of a sleeper; spent spinning if every rank has a core
 _PATIENCE_S = 120.0
 
 
@@ -30,7 +30,7 @@ class Meeting:
         self._rank, self._size, self._turn = rank, size, 0
         with open(path, "r+b") as file:
             self._words = memoryview(mmap.mmap(file.fileno(), self.nbytes(size))).cast("q")
-        self._pause = 0.00005 * size  # many sleepers must not fill the cores
+        self._pause = 0.00005 * size  # many waiting ranks must not fill the cores
         self._spins = size <= len(os.sched_getaffinity(0))
 
     @staticmethod

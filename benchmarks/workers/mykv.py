@@ -11,7 +11,7 @@ from .job import Job
 
 
 class MyKVPeer(with_mxnet.Peer):
-    """The flavour 'own' is DistributedTrainer; `options` are more arguments for it."""
+    """The flavour 'own' is DistributedTrainer. `options`: further arguments for it."""
 
     averages = True
 

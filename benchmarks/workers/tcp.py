@@ -1,4 +1,4 @@
-"""Plain TCP between two hosts: round trips, and two bulk transfers at once; what an exchange costs at least.
+"""Plain TCP between two hosts, the lower bound of an exchange: round trips, and two bulk transfers at once.
 
 Rank 0 listens on the address in options['address'].
 """
@@ -18,7 +18,7 @@ _PORT = 45123
 
 
 class Pair:
-    """The connection of this process to the other one."""
+    """The connection of this process to the other process."""
 
     def __init__(self, rank: int, address: str, meeting: Meeting) -> None:
         self.rank = rank
@@ -42,7 +42,7 @@ class Pair:
 
 
 def round_trip(case: dict[str, Any], meeting: Meeting) -> Series:
-    """Seconds in which 'nbytes' bytes go to the other process and come back."""
+    """Seconds of a round trip of 'nbytes' bytes."""
     pair = Pair(RANK, JOB.options["address"], meeting)
     data = bytearray(case["nbytes"])
 
@@ -58,7 +58,7 @@ def round_trip(case: dict[str, Any], meeting: Meeting) -> Series:
 
 
 def exchange(case: dict[str, Any], meeting: Meeting) -> Series:
-    """Seconds in which each of the two sends the other 'nbytes' bytes."""
+    """Seconds in which both processes send each other 'nbytes' bytes."""
     pair = Pair(RANK, JOB.options["address"], meeting)
     out, back = np.ones(case["nbytes"], np.uint8), np.empty(case["nbytes"], np.uint8)
 

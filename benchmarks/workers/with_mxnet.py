@@ -1,4 +1,4 @@
-"""The measurements that need MXNet, for any peer; a peer's own file reduces an array and makes a trainer."""
+"""The measurements that need MXNet, for any peer; a peer's own file reduces an array and creates a trainer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIMIZERS = {"sgd": SGD, "adam": {"learning_rate": 0.001}}
 
 
 class Peer:
-    """What a way to reduce gradients must be able to do; subclasses are the peers.
+    """The interface of a peer.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class Peer:
     averages : bool
         Whether allreduce_grads() of its own trainer averages over the ranks; otherwise it sums.
     begins_alike : bool
-        Whether all parameters begin from what the ranks have initialized.
+        Whether all parameters start from the ranks' initial values.
     """
 
     rank = 0
@@ -140,7 +140,7 @@ class Measurements:
         yield "state bytes", [float(state_bytes(trainer))]
 
     def training(self, case: dict[str, Any], meeting: Meeting) -> Series:
-        """Seconds of whole training steps with this peer, and with a second network alone, step by step in turn."""
+        """Seconds of whole training steps with this peer, alternating with steps of a second network alone."""
         distributed = Network(case, lambda params: self._peer.trainer(params, case["flavour"]))
         alone = Network(case, lambda params: gluon.Trainer(params, "sgd", SGD, kvstore=None))
         both = {"step": [], "alone": []}
@@ -188,7 +188,7 @@ class Measurements:
         yield from times.items()
 
     def breakdown(self, case: dict[str, Any], meeting: Meeting) -> Series:
-        """Seconds of the parts of a training step, each waited for by itself, so that nothing overlaps."""
+        """Seconds of the parts of a training step, each waited for separately, so that nothing overlaps."""
         network = Network(case, lambda params: self._peer.trainer(params, case["flavour"]))
         parts = {
             "forward and backward": network.backward,
@@ -237,7 +237,7 @@ class Measurements:
         yield "share", shares
 
     def python(self, case: dict[str, Any], meeting: Meeting) -> Series:
-        """Seconds that Python is in step(), without MXNet's own update of the parameters, and that its thread works."""
+        """Python's wall and thread time in step(), without MXNet's own update of the parameters."""
         params = parameters(case)
         trainer = self._peer.trainer(params, case["flavour"])
         trainer._update = lambda *args, **kwargs: None
@@ -271,13 +271,13 @@ class Measurements:
         yield "bytes", [float(most)]
 
     def _check_equal(self, params: list[Any]) -> None:
-        """All elements of all parameters began as 0 and had the same gradients."""
+        """Check the parameters: all elements started at 0 and had the same gradients."""
         values = {float(parameter.data().reshape((-1,))[place].asscalar()) for parameter in params for place in (0, -1)}
         if len(values) > 1 or values == {0.0}:
             raise ArithmeticError(f"The parameters were not all updated, or not alike: {sorted(values)}.")
 
     def _check(self, array: Any, case: dict[str, Any], averaged: bool) -> None:
-        """Rank r has contributed r + 1 everywhere."""
+        """Check a sum to which rank r has contributed r + 1."""
         if not self._peer.reduces:
             return
         expected = self._peer.size * (self._peer.size + 1) / 2 / (self._peer.size if averaged else 1)
@@ -287,7 +287,7 @@ class Measurements:
 
 
 class Network:
-    """A network of the model zoo on random images, all ranks with the same initial weights."""
+    """A network of the model zoo on random images, with the same initial weights on all ranks."""
 
     def __init__(self, case: dict[str, Any], make_trainer: Any) -> None:
         self._net = getattr(gluon.model_zoo.vision, case["network"])()
@@ -310,7 +310,7 @@ class Network:
         loss.backward()
 
     def step(self) -> None:
-        """One training step; returns before it is over."""
+        """Start one training step; returns before it is complete."""
         self.backward()
         self.trainer.step(self._batch)
 
@@ -326,7 +326,7 @@ def parameters(case: dict[str, Any]) -> list[gluon.Parameter]:
 
 
 def write(array: Any, value: float) -> None:
-    """Set all elements, as `array[:] = value` does with seven times the Python, which counts for 10,000 arrays."""
+    """Set all elements; `array[:] = value` takes seven times the Python, too much for 10,000 arrays."""
     mx.nd._internal._set_value(src=float(value), out=array)
 
 
@@ -352,7 +352,7 @@ def _bytes(state: Any) -> int:
 def proportional_bytes() -> int:
     """Bytes of memory of this process, from /proc: its Pss without that of files (proc(5), Linux 5.9 and later).
 
-    Pages of libraries are shared with whatever else runs on the machine, and are there anyway.
+    Pages of libraries are shared with other processes of the machine, and do not count.
     """
     with open("/proc/self/smaps_rollup", encoding="ascii") as file:
         fields = [line.split() for line in file]

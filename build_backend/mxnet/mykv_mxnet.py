@@ -1,8 +1,8 @@
 """The PEP 517 build backend of the package mxnet in this folder: MXNet's own wheel with other requirements.
 
-The wheel of MXNet requires numpy below 2, and graphviz below 0.9, so pip would replace newer releases of packages that
-everybody has. MXNet works with them where mykv is installed (mykvrun/numpy_for_mxnet.py). No release of MXNet will
-change its metadata, so this backend downloads the wheel and rewrites the requirements; the code stays as it is.
+The wheel of MXNet requires numpy below 2, and graphviz below 0.9, so pip would downgrade common packages. MXNet works
+with the newer releases if mykv is installed (mykvrun/numpy_for_mxnet.py). No release of MXNet will change its metadata,
+so this backend downloads the wheel and rewrites the requirements; the code stays as it is.
 """
 
 import glob

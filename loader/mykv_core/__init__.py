@@ -2,8 +2,8 @@
 
 `import mykv_core` returns the compiled module itself. An installation from source has one core and not this package.
 
-The library decides, not the name of a package or of a module: mpi4py's extension module is loaded, but not run, and its
-MPI library with it. MPI is not initialized by that.
+The loaded library decides, not the name of a package or a module: mpi4py's extension module is loaded with its MPI
+library, but not run. That does not initialize MPI.
 """
 
 import ctypes
@@ -31,9 +31,9 @@ def abi_of(version, has_ompi_symbols, standard_abi):
     version : str
         The text of its MPI_Get_library_version.
     has_ompi_symbols : bool
-        Whether it has ompi_mpi_comm_world, as Open MPI and the MPIs made from it.
+        Whether it has ompi_mpi_comm_world, like Open MPI and derived MPIs.
     standard_abi : int
-        The major version of the ABI of the MPI standard that it says it has, 0 if none. No wheel has a core for that.
+        The major version of its MPI standard ABI, 0 if none. Wheels have no core for it.
 
     Returns
     -------
@@ -48,7 +48,7 @@ def abi_of(version, has_ompi_symbols, standard_abi):
 
 
 def _mpi_of_mpi4py():
-    """The extension module mpi4py.MPI, loaded with its libraries as a library only.
+    """The extension module mpi4py.MPI, loaded only as a shared library.
 
     mpi4py's wheels find and load the MPI library when the module is looked for.
     """
@@ -56,7 +56,7 @@ def _mpi_of_mpi4py():
         spec = importlib.util.find_spec("mpi4py.MPI")
     except ImportError:
         raise WrongMPI("mpi4py is missing, by which mykv_core finds the MPI: pip install mpi4py.") from None
-    except RuntimeError as error:  # mpi4py's finder: one line for each file that it tried
+    except RuntimeError as error:  # from mpi4py's finder: one line for each file that it tried
         raise WrongMPI(_no_library(str(error).splitlines()[0])) from None
     if spec is None or not spec.origin:
         found = ", ".join(_mapped()) or "the MPI of this machine"
@@ -131,7 +131,7 @@ def choose(folder):
     Returns
     -------
     (str, str)
-        The file, and a phrase that says which ABI it has and why.
+        The file, and a phrase with its ABI and the reason.
 
     Raises
     ------
