@@ -20,7 +20,7 @@ def cpu_and_python() -> list[cases.Case]:
 
 
 def memory_plan() -> list[Item]:
-    """Each model in processes of its own, with mykv and without, four times: memory varies by 20 MB."""
+    """Each model in separate processes, with mykv and without, four times: memory varies by 20 MB."""
     both = [Item(setup, 2, [cases.memory(model, "own")]) for model in MODELS for setup in (peers.MYKV, peers.ALONE)]
     return both * 4
 

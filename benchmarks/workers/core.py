@@ -105,7 +105,7 @@ def compressed(case: dict[str, Any], meeting: Meeting) -> Series:
     exact = np.sum(everyone, axis=0)
     if len(set(COMM.allgather(zlib.crc32(array)))) > 1 or not array.any():
         raise ArithmeticError(f"{case['id']}: the ranks have other results, or none.")
-    # Even the largest hundredth of all elements has more than a tenth of the sum's length.
+    # Even the largest 1% of all elements has more than a tenth of the sum's norm.
     if np.dot(array, exact) < 0.1 * np.linalg.norm(array) * np.linalg.norm(exact):
         raise ArithmeticError(f"{case['id']}: the result is not a sum.")
     yield "time", times

@@ -36,9 +36,9 @@ inline void fence() {}
 
 namespace {
 
-constexpr size_t kAhead = 256;  // floats that are prefetched ahead, 1 KB
+constexpr size_t kAhead = 256;   // floats that are prefetched ahead, 1 KB
 constexpr size_t kBlock = 1024;  // floats of a block, 4 KB, which the nearest cache holds
-constexpr size_t kLine = 16;  // floats of a cache line
+constexpr size_t kLine = 16;     // floats of a cache line
 
 void plain(float* a, float* b, size_t count) {
   for (size_t i = 0; i < count; i += kLanes) {

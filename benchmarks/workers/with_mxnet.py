@@ -156,8 +156,7 @@ class Measurements:
     def stream(self, case: dict[str, Any], meeting: Meeting) -> Series:
         """Seconds per step of training that waits only at the end of 'steps' steps, as training does.
 
-        In addition, in turn: the same network alone, which is compute; and step() on ready gradients, which is
-        communication and the update.
+        Alternates with the same network alone (compute), and with step() on ready gradients (communication and update).
         """
         made = {
             "step": Network(case, lambda params: self._peer.trainer(params, case["flavour"])),

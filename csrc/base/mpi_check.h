@@ -25,7 +25,7 @@ inline void check_mpi(int code, const char* what) {
 
 // Counts of messages.
 
-// What was sent to or received from other hosts. Any thread may read it.
+// Counts of messages and bytes sent to or received from other hosts. Any thread may read it.
 struct Traffic {
   void add(size_t some) {
     messages.fetch_add(1, std::memory_order_relaxed);

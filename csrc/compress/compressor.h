@@ -61,7 +61,7 @@ struct Input {
   void* residual = nullptr;
   // The size of one worker's value in the units of thresholds: 1 for the array itself, another number for a scaled sum.
   double unit = 1.0;
-  // The sum of these values and other hosts' values will be compressed too: what a host sends to the owner in an
+  // The sum of these values and other hosts' values will be compressed too, as for values sent to the owner in an
   // allreduce.
   bool again = false;
   Draws draws;  // without the seed, which the compressor has

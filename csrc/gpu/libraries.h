@@ -54,7 +54,7 @@ class Cuda {
   int version() const { return version_; }  // 1000 * major + 10 * minor
   // The newest CUDA that the driver can run, in the same form; 0: there is no driver.
   int driver_version() const;
-  // GPUs that this process sees; 0 where there is no driver.
+  // GPUs that this process sees; 0 without a driver.
   int device_count() const;
   // The same GPU has the same text in all processes of the machine.
   std::string bus_id(int device) const;

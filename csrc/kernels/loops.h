@@ -129,7 +129,7 @@ static void reduce_on_this_path(const ReduceCall& call) {
 
 }  // namespace
 
-// Converts between float32 and the 16-bit floats, for values that travel in a shorter type.
+// Converts between float32 and the 16-bit floats, for values sent in a shorter type.
 // Included once by each kernels_*.cpp, like vector_elements.h.
 
 namespace {

@@ -91,7 +91,7 @@ void no_longer_private_in_forks(const char* base) {
 namespace {
 
 constexpr unsigned kNeverExecutable = 8;   // MFD_NOEXEC_SEAL, which older headers lack
-constexpr size_t kStep = size_t{4} << 20;  // a twelfth of what require_headroom() leaves free
+constexpr size_t kStep = size_t{4} << 20;  // a twelfth of require_headroom()'s reserve
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 // Empty, with the reason in *refused, if the system allows no memfd: an old kernel, or a sandbox.

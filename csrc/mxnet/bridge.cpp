@@ -272,7 +272,7 @@ void post_all(const std::shared_ptr<Runtime>& runtime, std::vector<Request> requ
 }
 
 // Gives a request on GPUs the events that it must wait for: the work in the stream of the engine's run context. Without
-// a stream all work has happened already (see hand_to_engine). `devices` was made before the request's memory was
+// a stream all work has happened already (see hand_to_engine). `devices` was created before the request's memory was
 // known: a request in pieces has one device for all pieces.
 void set_gpu_memory(const RunContext* context, Request* request) {
   auto devices = std::make_shared<DeviceMemory>(*request->devices);

@@ -363,7 +363,7 @@ void push_broadcast(const Common& common, Handle input, const std::vector<Handle
   for (Handle array : outputs) devices.written(require_same(first, describe(api, array)));
   Operation operation = common.operation;
   operation.set_arrays(first.dtype, first.count());
-  // Only the root's value travels; other ranks only check the shape and dtype of their input.
+  // Only the root's value is sent; other ranks only check the shape and dtype of their input.
   push(common, request_for(common, common.name, operation, shape_text(first.shape), devices),
        sends ? std::vector<Handle>{input} : std::vector<Handle>(), outputs, set_whole_memory);
 }

@@ -23,8 +23,8 @@ struct Piece {
 void push_sum_of_squares(const Bridge& bridge, const std::vector<Piece>& pieces, Handle squares,
                          std::optional<double> begin, int priority);
 
-// The factor by which gradients are clipped: 1 unless factor * sqrt(squares) is above `most`. `factor`: what the
-// optimizer multiplies gradients by. As in gluon.utils.clip_global_norm, 1e-8 keeps the quotient finite.
+// The factor by which gradients are clipped: 1 unless factor * sqrt(squares) is above `most`. `factor`: the optimizer's
+// factor of gradients. As in gluon.utils.clip_global_norm, 1e-8 keeps the quotient finite.
 double clipping_factor(double squares, double factor, double most);
 
 // Multiplies the arrays by the clipping factor, in place; rounds once.

@@ -17,7 +17,7 @@ struct Clock {
   int64_t since = 0;      // when under_way was last 0, or the last gradients were ready
   bool has_last = false;  // the last gradients are ready, and their step is under way
   int64_t summed = 0;     // when a sum ended
-  int64_t updated = 0;    // when a fence behind updates ran
+  int64_t updated = 0;    // when a fence after updates ran
 };
 
 Clock& step_clock() { return usable_in_forks<Clock>(); }

@@ -55,14 +55,14 @@ struct Operation {
   int32_t priority = 0;   // higher runs first
   bool in_place = false;  // all shares are in the segment already
   DataPath road = DataPath::host;
-  // Floating-point allreduce and reduce: the type in which values travel between hosts, if it differs from dtype.
+  // Floating-point allreduce and reduce: the type of values sent between hosts, if it differs from dtype.
   std::optional<DType> wire;
   // Alternative to `wire`: compresses the values between hosts, for arrays of at least `compress_from` bytes. The
   // pointer is valid only in the process that has set it, and only while the compressor lives.
   const compress::Compressor* compressor = nullptr;
   size_t compress_from = 0;
 
-  // Sets what follows from the arrays. Only float32 and float64 can travel converted or compressed.
+  // Sets what follows from the arrays. Only float32 and float64 can be sent converted or compressed.
   void set_arrays(DType type, size_t elements) {
     dtype = type;
     count = elements;

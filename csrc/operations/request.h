@@ -136,7 +136,8 @@ struct DeviceMemory {
   std::vector<int> inputs;   // the GPU of each input; of a scattered request, of each source
   std::vector<int> outputs;  // the GPU of each output or target
   int device = -1;           // without inputs and outputs: the GPU that takes part; -1: any GPU of this rank
-  // Events that must have happened before the memory is read or written. They order the request behind other streams.
+  // Events that must have happened before the memory is read or written. They order the request after work in other
+  // streams.
   std::vector<std::shared_ptr<const gpu::Event>> after;
 };
 

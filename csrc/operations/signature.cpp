@@ -130,12 +130,12 @@ size_t arrays_begin(const std::string& text) {
   return text.compare(end, 2, ": ") == 0 ? end : std::string::npos;
 }
 
-// The array of a group in which the byte `at` lies, as ', array 40: float32 (3,)'; empty: it lies behind the arrays.
+// The array of a group in which the byte `at` lies, as ', array 40: float32 (3,)'; empty: it is after the arrays.
 std::string array_at(const std::string& text, size_t arrays, size_t at) {
   size_t begin = arrays + 2, number = 1, end = begin;
   for (int depth = 0; end < text.size(); ++end) {
     depth += text[end] == '(' ? 1 : text[end] == ')' ? -1 : 0;
-    if (depth < 0) break;  // the end of the signature behind a label
+    if (depth < 0) break;  // the end of the signature after a label
     if (depth > 0 || text.compare(end, 2, ", ") != 0) continue;
     if (end >= at) break;
     begin = end + 2;

@@ -57,7 +57,7 @@ using Handles = std::vector<uintptr_t>;  // NDArray.handle.value
 using BucketShards = std::vector<std::tuple<size_t, size_t, int>>;
 
 DType dtype_named(const std::string& name);
-// `wire`: the dtype in which values travel between hosts, or a compressor ('topk k=0.01 ...'), or nothing.
+// `wire`: the dtype of values sent between hosts, or a compressor ('topk k=0.01 ...'), or nothing.
 Operation allreduce_operation(const Runtime& runtime, const std::string& op, double scale, int priority,
                               const std::string& wire);
 mxnet::Handle handle(uintptr_t number);

@@ -48,7 +48,7 @@ class SendQueue {
   bool empty() const { return requests_.empty(); }
   Position begin() { return requests_.begin(); }
   Position end() { return requests_.end(); }
-  // The requests in the order in which they were asked for; each `second` is a position.
+  // The requests in the order of the program's calls; each `second` is a position.
   const ByAge& by_age() const { return ages_; }
   // All hosts have agreed on the first part of a request with several parts.
   void agree(RequestState& posted, uint64_t sequence) {

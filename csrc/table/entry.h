@@ -137,7 +137,7 @@ struct Signatures {
 struct alignas(64) Entry {
   Key key;
   Key first;            // of the operation's first part
-  uint32_t generation;  // counts how often this entry was used
+  uint32_t generation;  // number of uses of this entry
   uint32_t next;        // in its hash chain, or in the list of free entries
   State state;
   uint32_t arrived;

@@ -180,7 +180,7 @@ class HostTable {
   const TableLock& lock() const { return lock_; }
   // Throws if there was a verdict on the table, and checks once a second whether the lock's holder has died.
   void look_after_lock();
-  // False if a rank keeps the lock, which a thread of the user must not wait for without limit.
+  // False if a rank keeps the lock: a user's thread must not wait for it without limit.
   bool lock_comes_free();
   // Heartbeat of this rank's thread.
   void beat();
@@ -236,7 +236,7 @@ class HostTable {
     TableLock::Verdict verdict;
     alignas(64) std::atomic<uint32_t> timelines;  // on a cache line of its own, since every rank reads it often
   };
-  // The bells that a change of the table asks for. They ring when the lock is free again: a thread that wakes wants the
+  // The bells to ring after a change of the table. They ring when the lock is free again: a thread that wakes wants the
   // lock. If this process dies or stops before that, the ranks that sleep see the change when their sleep ends, within
   // a second.
   struct Rings {

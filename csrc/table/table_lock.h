@@ -78,7 +78,7 @@ class TableLock {
     std::atomic<uint32_t> state{0};  // 0: the table is good; kWriting, kGiven
     char text[kTextBytes];
   };
-  // What the lock needs from its table.
+  // Data of the table that the lock needs.
   struct Callbacks {
     std::vector<int> ranks;                          // the labels of the host's ranks
     std::function<void()> beat;                      // heartbeat of this rank while it waits
@@ -116,7 +116,7 @@ class TableLock {
     return run();
   }
 
-  // False if one rank keeps the lock for `limit_us`. Costs one load where no rank has it.
+  // False if one rank keeps the lock for `limit_us`. Costs one load if no rank has it.
   bool comes_free(int64_t limit_us);
 
   // Throws Error if there was a verdict. Costs one load.

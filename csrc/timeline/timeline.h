@@ -34,7 +34,7 @@ class Timeline {
   // Whether new operations are recorded. This check is the only cost while the timeline is off.
   static bool on() { return on_.load(std::memory_order_relaxed); }
   static bool marks_cycles() { return marks_cycles_.load(std::memory_order_relaxed); }
-  // The process's one timeline. It is made again in a fork, whose parent's mutexes may be locked forever.
+  // The process's one timeline. Recreated in a fork, since the parent's mutexes may be locked forever.
   static Timeline& instance();
 
   // Throws Error if it is started already, here or in the parent of this fork; returns an errno if the file cannot be

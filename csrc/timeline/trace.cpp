@@ -47,7 +47,7 @@ int TraceFile::write(std::string* text) {
     end_ += bytes;
     return 0;
   }
-  // Restores the closing brackets behind the previous events; their space on the disk is allocated already.
+  // Restores the closing brackets after the previous events; their space on the disk is allocated already.
   const size_t before = end_ == 0 ? 0 : end_ + sizeof kClosing - 1;
   if (::ftruncate(fd_.get(), static_cast<off_t>(before)) == 0 && before > 0) {
     write_all(fd_.get(), kClosing, sizeof kClosing - 1, end_);

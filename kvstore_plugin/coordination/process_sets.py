@@ -48,7 +48,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     Raises
     ------
     TypeError, ValueError
-        `process_set` is not a set, a rank is there twice or is out of range, the communicator has processes outside of
+        `process_set` is not a set, a rank occurs twice or is out of range, the communicator has processes outside of
         init(), or a set has the same ranks already. The other ranks' call raises too.
     MXNetError
         The ranks do not add the same set, or another rank's call has failed.

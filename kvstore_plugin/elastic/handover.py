@@ -68,7 +68,7 @@ def _why_not(what: str, part: Any) -> str | None:
 def hand_over(
     copy: Any, parameters: Sequence[Parameter], trainers: Sequence[Any], donor: int, members: Members
 ) -> None:
-    """Fill `copy` with the commit of the rank `donor`, where it is incomplete. Collective.
+    """Fill `copy` with the commit of the rank `donor` if it is incomplete. Collective.
 
     Parameters
     ----------

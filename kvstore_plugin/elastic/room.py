@@ -28,7 +28,7 @@ class Growth(NamedTuple):
     hosts : str
         Hosts for the launcher, as ``name:slots,...``; "" for the hosts that it has.
     machine : str
-        The machine of all of them; "" where they may be on several.
+        The machine of all of them; "" if they may be on several.
     """
 
     count: int

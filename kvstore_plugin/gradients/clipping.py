@@ -109,7 +109,7 @@ class Clipping:
         MXNetError
             With row_sparse gradients: the step has failed.
         RuntimeError
-            There are gradients, but none of the process set that adds up.
+            There are gradients, but none in the process set that sums the squares.
         """
         if not self._is_added_up:
             if any(reducer.to_scale(self._only_fresh) or reducer.has_rows() for reducer in self._reducers):

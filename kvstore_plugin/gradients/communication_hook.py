@@ -130,9 +130,9 @@ class HookedOperation:
     number : int
         The number of the bucket.
     counts : dict of int
-        How many operations the hook starts, by the bucket's name; on all ranks the same names have a count.
+        Number of operations that the hook starts, by the bucket's name; the same names on all ranks.
     when_updated : dict of callable
-        What hooks do when the weights of this step are updated.
+        Callbacks for when the weights of this step are updated.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ UPDATE_REFUSED = (
 
 
 class Comparing(enum.Enum):
-    """What compare() does after allreduce()."""
+    """The use of compare() after allreduce()."""
 
     NOTHING = 0  # it is not called
     STEP = 1  # in step(): it sums a number; the workers' steps were compared already
@@ -47,7 +47,7 @@ class Reducer:
     have_values : sequence of Parameter
         Parameters that had values on all ranks when the trainer was created.
     fences : sequence of Fence
-        Fences after the updates that each worker makes by itself; see step_guard.py.
+        Fences after the updates that each worker makes itself; see step_guard.py.
     is_due : bool
         Whether compare() was not called after the last allreduce() that announced it.
     """
@@ -80,19 +80,19 @@ class Reducer:
         MXNetError
             The ranks' steps differ, or a row_sparse gradient carries an error on some rank.
         ValueError
-            What is wrong with a gradient of this rank, or the process set was removed. The other ranks get an
+            A gradient of this rank is wrong, or the process set was removed. The other ranks get an
             MXNetError with the same reason.
         """
         raise NotImplementedError
 
     def update(self) -> None:
-        """Let the optimizer on the store update the parameters from the sums of allreduce(). Returns at once."""
+        """Update the parameters by the optimizer on the store, from the sums of allreduce(). Returns at once."""
 
     def updated(self) -> None:
         """Call this after updates that each worker makes by itself. Not after AMP has skipped them."""
 
     def compare(self, label: str) -> None:
-        """Let an update fail on all ranks, before it changes a weight, if the ranks' updates differ. Returns at once.
+        """Make an update fail on all ranks, before it changes a weight, if the ranks' updates differ. Returns at once.
 
         Parameters
         ----------
@@ -214,7 +214,7 @@ class SharedReducer(Reducer):
         self._when_moved = when_moved
         self._process_set = reduction.process_set
         self._parameters = [parameter for _, parameter in named]
-        # How often each parameter had been initialized when all ranks last had values.
+        # Each parameter's number of initializations when all ranks last had values.
         self._times = [deferred_init.times(parameter) for parameter in self._parameters]
         self._comparison = Comparison(self._process_set)
         self._summed: tuple[Squares, Callable[[int], None]] | None = None  # the sum, and its setter
@@ -237,7 +237,7 @@ class SharedReducer(Reducer):
         return self._process_set
 
     def sum_with_comparison(self, squares: Squares, add_up: Callable[[int], None]) -> None:
-        """Let each comparison sum a number over the ranks. `add_up`, given a priority, sets the number first."""
+        """Make each comparison sum a number over the ranks. `add_up`, given a priority, sets the number first."""
         self._summed = squares, add_up
 
     def compare(self, label: str) -> None:

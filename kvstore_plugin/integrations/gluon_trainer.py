@@ -376,7 +376,7 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
 
 
 def _compare(trainer: gluon.Trainer, reducer: DenseReducer, ignore_stale: bool) -> None:
-    """Let update() outside of step() fail on all workers if their updates differ, or a gradient is stale on one."""
+    """Make update() outside of step() fail on all workers if their updates differ, or a gradient is stale on one."""
     with StepGuard(trainer, [reducer]):
         try:
             label = _label(trainer, "an update")

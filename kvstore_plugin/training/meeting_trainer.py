@@ -27,7 +27,7 @@ from .stand_ins import LEFT_OUT, Listed
 from .trainer_options import TrainerOptions
 
 _DEVICES = "devices: "  # prefix of one of the lines that all workers compare
-# A line that all workers compare: a trainer that was made after init() has no equal states.
+# A line that all workers compare: a trainer created after init() has no equal states.
 _KEPT = "made before the last init()"
 _NEVER_HELD = ("sentinel: unequal to every `_data`",)
 

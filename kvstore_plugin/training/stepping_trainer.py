@@ -76,7 +76,7 @@ class SteppingTrainer(MeetingTrainer):
                 step_guard.check_fresh(self._params, self._refuse)
             self._check_and_rescale_grad(factor)
             self._begun = self._label(factor), ignore_stale
-            try:  # subclasses override the two methods, as those of gluon.Trainer
+            try:  # subclasses may override the two methods, as in gluon.Trainer
                 self._allreduce_grads()
                 self._update(ignore_stale)
             finally:

@@ -55,7 +55,7 @@ class TrainerOptions:
         Raises
         ------
         TypeError, ValueError, NotImplementedError
-            What is wrong with an argument.
+            An argument is wrong.
         """
         process_set = given["process_set"]
         check_is_added(process_set)

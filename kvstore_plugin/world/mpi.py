@@ -83,7 +83,7 @@ def world_ranks(comm: Any) -> list[int] | None:
     from mpi4py import MPI
 
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-        return []  # communicator() says what is wrong
+        return []  # communicator() reports the error
     group = comm.Get_group()
     return ranks_of_group(group, range(group.Get_size()), MPI.COMM_WORLD.Get_group())
 

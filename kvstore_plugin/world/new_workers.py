@@ -1,6 +1,6 @@
 """New workers that replace dead workers or are added: the living workers start them with MPI_Comm_spawn and join them.
 
-The script of a new worker runs from its beginning. There init() makes a world of this process alone (MPI_COMM_SELF),
+The script of a new worker runs from its beginning. There init() creates a world of this process alone (MPI_COMM_SELF),
 until run_elastic() calls join(). The messages between a new worker and each living worker:
 
 1. hello, from the new worker when MPI has started (new_worker.py): its machine and pid, by which it is watched.

@@ -43,7 +43,7 @@ class ProcessSet:
     TypeError
         `ranks_or_comm` is something else.
     ValueError
-        There are no ranks, a rank is negative, or a rank is there twice.
+        There are no ranks, a rank is negative, or a rank occurs twice.
 
     Examples
     --------

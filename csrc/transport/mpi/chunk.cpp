@@ -63,7 +63,7 @@ Chunk::Share Chunk::share(size_t column) const {
   return {column <= all ? begin_ : end_, column < all ? begin_ : end_};
 }
 
-// What a row's host reduces of a column over all rows.
+// The part of a column that a row's host reduces over all rows.
 Chunk::Share Chunk::share(size_t column, size_t row) const {
   const Share whole = share(column);
   const size_t rows = exchange_.grid().rows();

@@ -44,7 +44,7 @@ class HostGrid {
   size_t rows_;
 };
 
-// How values travel between hosts: as they are, in another type, or compressed.
+// The encoding of values between hosts: none, another type, or compression.
 
 class WireFormat {
  public:
@@ -66,7 +66,7 @@ class WireFormat {
         result_travels_(operation.kind == Kind::allreduce),
         result_unit_(std::fabs(operation.scale) * static_cast<double>(hosts)) {}
 
-  // Whether values travel as they are in memory, without encoding.
+  // Whether values are sent unencoded, as in memory.
   bool plain() const { return wire_ == dtype_ && compression_ == nullptr; }
   // Whether values that were encoded together can be decoded in pieces.
   bool divisible() const { return compression_ == nullptr; }
