@@ -2,7 +2,7 @@
 
     mykvrun -n 2 python examples/masked_pretraining.py
 
-The sentences are made: each has a topic, and its words follow from topic and place; some are hidden. AMP takes float16
+The texts are generated: each has a topic, and its words follow from topic and place; some are hidden. AMP takes float16
 on GPUs and bfloat16 on CPUs that compute in it (AVX-512); elsewhere the script trains in float32. It needs MXNet 1.9.1,
 whose AMP is in mxnet.contrib.
 

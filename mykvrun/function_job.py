@@ -226,7 +226,7 @@ class _Lines:
 
 def _raise(said: list[str], failed: dict[int, Result]) -> None:
     """Raise the exception of the worker that has failed first."""
-    last = said[-1][len("mykvrun: ") :] if said else "mykvrun has ended without a word."
+    last = said[-1][len("mykvrun: ") :] if said else "mykvrun has ended without a message."
     named = next(filter(None, map(_FAILED_FIRST.match, reversed(said))), None)
     rank = int(named[1]) if named else min(failed, key=lambda rank: failed[rank].time, default=-1)
     if rank not in failed:

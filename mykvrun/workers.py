@@ -30,7 +30,7 @@ def adopt_orphans() -> None:
 def guarded(launcher: subprocess.Popen[bytes]) -> Iterator[int]:
     """End the launcher by SIGTERM if this process ends first in any way, even by SIGKILL.
 
-    A small guard process, whose id is returned, waits for that. PR_SET_PDEATHSIG is no alternative: the kernel sends
+    A small guard process, whose id is returned, waits for that. PR_SET_PDEATHSIG does not suffice: the kernel sends
     that signal once per thread of a killed process, and after a second SIGTERM Open MPI's launcher ends without its
     workers.
     """

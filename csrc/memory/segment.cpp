@@ -197,9 +197,8 @@ Segment Segment::map(FileDescriptor fd, size_t bytes) {
   struct stat status{};
   if (fstat(fd.get(), &status) != 0) throw system_error("mykv cannot read the size of the shared memory segment");
   if (static_cast<size_t>(status.st_size) != bytes) {
-    throw Error("mykv was handed a shared memory segment of " + std::to_string(status.st_size) +
-                " bytes in the place of " + std::to_string(bytes) +
-                " (do the ranks of this machine see memory of different sizes?)");
+    throw Error("mykv was handed a shared memory segment of " + std::to_string(status.st_size) + " bytes instead of " +
+                std::to_string(bytes) + " (do the ranks of this machine see memory of different sizes?)");
   }
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) throw Error("mykv was handed shared memory that is not sealed");

@@ -40,7 +40,7 @@ void push_sum_of_squares(const Bridge& bridge, const std::vector<Piece>& pieces,
   for (const Piece& piece : pieces) {
     const Description described = describe_gradient(bridge.api(), piece.array);
     if (piece.begin > described.count() || piece.count > described.count() - piece.begin) {
-      throw Error("a piece does not lie in its array, which is " + described.text());
+      throw Error("a piece is not in its array, which is " + described.text());
     }
     arrays.push_back(piece.array);
     reads.push_back({described.dtype, piece.begin * item_size(described.dtype), piece.count});

@@ -36,7 +36,7 @@ Request request_on_gpu(const std::string& name, const Runtime& runtime, const st
                        size_t begin, const std::string& layout, Operation operation, const BucketShards& division) {
   const size_t width = item_size(operation.dtype);
   if (!lies_in(memory->bytes() / width, begin, operation.count))
-    throw py::value_error("the bucket does not lie in the memory");
+    throw py::value_error("the bucket is not in the memory");
   char* data = static_cast<char*>(memory->address()) + begin * width;
   Request request;
   request.name = name;
@@ -71,7 +71,7 @@ Request request_in_place(const std::string& name, const std::shared_ptr<Buffer>&
   operation.in_place = true;
   const size_t width = item_size(operation.dtype);
   if (!lies_in(buffer->bytes() / width, begin, operation.count))
-    throw py::value_error("the bucket does not lie in the buffer");
+    throw py::value_error("the bucket is not in the buffer");
   Request request;
   request.name = name;
   request.operation = operation;

@@ -171,7 +171,7 @@ std::unique_ptr<Work> Group::submit_on_gpu(const std::string& name, const std::s
   operation.road = runtime_->gpus().road_of(operation, *request.devices, request.scattered);
   if (operation.kind == Kind::alltoall) {
     const auto size = static_cast<size_t>(world().size());
-    if (operation.road != DataPath::nccl) throw py::value_error("an alltoall in one operation goes by NCCL alone");
+    if (operation.road != DataPath::nccl) throw py::value_error("an alltoall in one operation needs NCCL");
     if (!request.shards || request.shards->size() != size * size) {
       throw py::value_error("an alltoall needs a shard from each rank to each");
     }

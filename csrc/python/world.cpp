@@ -76,8 +76,9 @@ void bind_world(py::module_& m) {
   m.def("begin_again", &RevokeOnDeath::begin_again,
         "After lose(): the survivors know each other and will call init().");
   m.def("is_initialized", [] { return static_cast<bool>(world_group()); });
-  m.def("make_group", &make_group, py::arg("comm"), py::arg("labels"), py::arg("options") = py::dict(),
-        "A Group over a communicator (its Fortran handle). Collective over it. labels[r]: what messages call rank r.");
+  m.def(
+      "make_group", &make_group, py::arg("comm"), py::arg("labels"), py::arg("options") = py::dict(),
+      "A Group over a communicator (its Fortran handle). Collective over it. labels[r]: number of rank r in messages.");
   m.def("world", [] { return world_group(); }, "The Group of init(), or None.");
 }
 

@@ -163,8 +163,7 @@ PYBIND11_MODULE(mykv_core_testing, m) {
         std::this_thread::sleep_for(std::chrono::duration<double>(standing));
         return std::chrono::duration<double>(standstill.look()).count();
       },
-      py::arg("moving"), py::arg("standing"),
-      "Counted seconds of standstill after looks with these seconds between them.");
+      py::arg("moving"), py::arg("standing"), "Standstill that counts after these seconds.");
   m.def(
       "load_cuda", [](const std::vector<std::string>& cuda) { return gpu::Libraries::load(cuda, {}).cuda_problem(); },
       py::arg("cuda"), "Load the CUDA runtime into this module, of which gpu_events() are.");

@@ -80,7 +80,7 @@ void parse_answer(const uint8_t* data, size_t bytes) {
   require(encode(states) == given, "an answer changes on its way");
   for (const auto* const lists : {&states.missing, &states.through}) {
     for (const std::vector<int>& ranks : *lists) {
-      for (int rank : ranks) require(rank >= 0 && rank < kRanks, "an answer names a rank that is none");
+      for (int rank : ranks) require(rank >= 0 && rank < kRanks, "an answer names a rank that does not exist");
     }
   }
 }

@@ -255,7 +255,7 @@ def _check(array: NDArray, what: str) -> None:
         )
     if not array.context.device_type.startswith("cpu"):
         raise ArgumentValueError(
-            f"The {what} lies on {array.context}, but row_sparse arrays are supported on CPUs only. Use "
+            f"The {what} is on {array.context}, but row_sparse arrays are supported on CPUs only. Use "
             "as_in_context(cpu())."
         )
 

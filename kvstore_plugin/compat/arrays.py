@@ -84,7 +84,7 @@ def _check(array: Any, what: str, dense: bool = True) -> None:
         )
     if on_gpu(array) and gpu_libraries.find()["cuda"]["problem"]:
         raise ArgumentValueError(
-            f"The {what} lies on {array.context}, but {gpu_libraries.find()['cuda']['problem']}. Set MYKV_CUDA_LIBRARY "
+            f"The {what} is on {array.context}, but {gpu_libraries.find()['cuda']['problem']}. Set MYKV_CUDA_LIBRARY "
             "to the library that MXNet uses, or use as_in_context(cpu())."
         )
 

@@ -198,7 +198,7 @@ class ElasticState:
         everyone = allgather_object((max(held)[0], held, counts, new_workers.is_respawned()))
         for _, _, others, _ in everyone:
             global_process_set._skip_to(others)
-        # A new worker's first commit may be newer than those of the others, and it has no earlier commit.
+        # A new worker may have no commit: only the other workers' commits count then.
         agreed = min((number for number, _, _, is_new in everyone if number != _NEVER or not is_new), default=_NEVER)
         held_then = [next((commit for commit in held if commit[0] == agreed), None) for _, held, _, _ in everyone]
         lacks = [rank for rank, commit in enumerate(held_then) if commit is None]

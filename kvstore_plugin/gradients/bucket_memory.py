@@ -268,7 +268,7 @@ class GradientMemory:
         if not self._fits_bucket(parameter):
             return f"numpy cannot view the gradient ({gradients[0].dtype.__name__}, {gradients[0].context})"
         if bucket is not None and bucket.attached:
-            return "it lies in a bucket with gradients of another trainer"
+            return "it is in a bucket with gradients of another trainer"
         return self._late.get(parameter, "the trainer was created before the last init()")
 
     def in_place(self, parameters: Iterable[Parameter]) -> dict[Bucket, list[Place]]:

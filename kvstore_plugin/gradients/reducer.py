@@ -198,7 +198,7 @@ class SharedReducer(Reducer):
     reduction : Reduction
         How gradients are reduced, the same on all ranks.
     when_moved : callable
-        Called without arguments when parameters may have got other arrays, before these are read.
+        Called without arguments when parameters may have new arrays, before these are read.
     """
 
     def __init__(

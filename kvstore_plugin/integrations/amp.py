@@ -8,7 +8,7 @@ decision. This file handles the exceptions:
 - The optimizer runs in the store or in a DistributedOptimizer: weights are updated before AMP checks, or gradients are
   reduced after AMP's check. Such a gluon.Trainer raises an error when it is passed to AMP.
 - The optimizer of a DistributedTrainer is divided over the workers (`update_on_kvstore=True`), so no worker has all
-  averaged gradients. The workers add up squares, as for the global norm: the sum is finite if all gradients are.
+  averaged gradients. The workers add up squares, like the global norm: the sum is finite if all gradients are.
 - A DistributedTrainer has parameters that are not reduced over all its workers: the workers exchange the results of
   their checks.
 

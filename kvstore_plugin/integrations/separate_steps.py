@@ -23,7 +23,7 @@ def note(trainer: gluon.Trainer) -> None:
     if steps % _STEPS == 0:
         # Python may be many steps ahead of the engine, so pushed operations count too.
         operations = process.core.pushed_operations(), process.operations()
-        # In a program that has trained together, this trainer trains alone on purpose, as for a comparison.
+        # In a program that has trained together, this trainer trains alone on purpose, such as in a comparison.
         if operations == before and not process.core.statistics()["steps"]:
             _told = True
             training_warnings.warn(

@@ -96,12 +96,14 @@ def _type_of_none(one: None) -> type:
 
 def _new_object(kind: type, base: Any, state: None) -> Any:
     """Replaces copyreg._reconstructor, by which old protocols create an object."""
-    _require(_trains(kind) and base is _OBJECT and state is None, "makes an object that is no optimizer or scheduler")
+    _require(
+        _trains(kind) and base is _OBJECT and state is None, "makes an object that is not an optimizer or scheduler"
+    )
     return kind.__new__(kind)
 
 
 def _dtype(text: str, align: bool = False, copy: bool = False) -> np.dtype:
-    _require(isinstance(text, str) and _DTYPE.fullmatch(text) is not None, "has a dtype that is none of numbers")
+    _require(isinstance(text, str) and _DTYPE.fullmatch(text) is not None, "has a dtype that is not numeric")
     return np.dtype(text)
 
 
@@ -225,7 +227,9 @@ class _Unpickler(pickle._Unpickler):
         pickle._Unpickler.load_reduce(self)
 
     def load_newobj(self) -> None:
-        _require(_trains(self.stack[-2]) and self.stack[-1] == (), "makes an object that is no optimizer or scheduler")
+        _require(
+            _trains(self.stack[-2]) and self.stack[-1] == (), "makes an object that is not an optimizer or scheduler"
+        )
         pickle._Unpickler.load_newobj(self)
 
     def load_build(self) -> None:
@@ -235,18 +239,18 @@ class _Unpickler(pickle._Unpickler):
         elif isinstance(made, np.dtype):
             # The byte order is this machine's, and there are no fields.
             plain = type(state) is tuple and len(state) == 8 and state[1] in ("<", "|", "=")
-            _require(plain and state[2:5] == (None, None, None), "has a dtype that is none of numbers")
+            _require(plain and state[2:5] == (None, None, None), "has a dtype that is not numeric")
             self.stack.pop()
             return
         elif isinstance(made, np.ndarray):
             is_numbers = type(state) is tuple and len(state) == 5 and isinstance(state[2], np.dtype)
             _require(is_numbers and isinstance(state[4], bytes), "has a numpy array whose elements are not numbers")
         else:
-            _require(_trains(type(made)), "changes an object that is no array, optimizer or scheduler")
+            _require(_trains(type(made)), "changes an object that is not an array, optimizer or scheduler")
             # The second part of a pair is set by setattr(), which would change the class too.
             by_name = state[1] if type(state) is tuple and len(state) == 2 else None
             fields = by_name is None or (type(by_name) is dict and all(map(_is_field, by_name)))
-            _require(fields, "changes what is no field of an optimizer or scheduler")
+            _require(fields, "changes an attribute that is not a field of an optimizer or scheduler")
         pickle._Unpickler.load_build(self)
 
     def load_bytearray8(self) -> None:

@@ -55,7 +55,7 @@ def parse(data: bytes, name: str) -> Content:
     if not isinstance(states, dict) or not all(isinstance(key, (int, str)) for key in states):
         raise ValueError(f"{name!r} holds a pickle, but no optimizer states by the keys of parameters")
     if optimizer is not None and not isinstance(optimizer, mx.optimizer.Optimizer):
-        raise ValueError(f"{name!r} holds a {type(optimizer).__name__} in the place of an optimizer")
+        raise ValueError(f"{name!r} holds a {type(optimizer).__name__} instead of an optimizer")
     return Content(states, optimizer)
 
 

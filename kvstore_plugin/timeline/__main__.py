@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m kvstore_plugin.timeline",
         description="Write a page that shows timelines: operations of each rank over time, who was waited for, how "
-        "much of the communication ran beside backward, and sizes.",
+        "much of the communication ran during backward, and sizes.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -56,8 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("-o", "--output", default="timeline.html", metavar="PAGE", help="the page, %(default)s by default")
     add("--trace", metavar="JSON", help="also write one trace of all ranks in Chrome's trace event format")
-    add("--begin", type=float, default=0.0, metavar="S", help="show what ends after so many seconds")
-    add("--end", type=float, default=float("inf"), metavar="S", help="show what begins before so many seconds")
+    add("--begin", type=float, default=0.0, metavar="S", help="show operations that end after S seconds")
+    add("--end", type=float, default=float("inf"), metavar="S", help="show operations that begin before S seconds")
     return parser
 
 

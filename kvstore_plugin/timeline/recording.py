@@ -82,7 +82,7 @@ def read(path: str) -> Recording:
     Raises
     ------
     TimelineError
-        The file cannot be read, is empty, or is no timeline of mykv.
+        The file cannot be read, is empty, or is not a timeline of mykv.
     """
     try:
         with open(path, "rb") as file:
@@ -99,12 +99,12 @@ def parse(data: bytes, path: str) -> Recording:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:  # includes UnicodeDecodeError
-        raise TimelineError(f"{path} is no timeline: it is not JSON ({error}).") from None
+        raise TimelineError(f"{path} is not a timeline: it is not JSON ({error}).") from None
     try:
         return _recording(path, content)
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise TimelineError(
-            f"{path} is no timeline of mykv ({type(error).__name__}: {error}). Give files that start_timeline() or "
+            f"{path} is not a timeline of mykv ({type(error).__name__}: {error}). Give files that start_timeline() or "
             "MYKV_TIMELINE has written."
         ) from None
 

@@ -422,7 +422,7 @@ class LocalTrainer(DistributedTrainer):
         except Exception:
             raise
         except BaseException as error:  # Ctrl-C: the other workers may begin
-            reason = f"{type(error).__name__} has broken off {call} on rank {process.rank()}"
+            reason = f"{type(error).__name__} has interrupted {call} on rank {process.rank()}"
             self._meetings.refuse_begin(len(self._trained()), bool(state), reason)
             raise
         with uninterrupted():

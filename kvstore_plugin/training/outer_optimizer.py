@@ -239,8 +239,8 @@ class OuterOptimizer:
             raise
         except BaseException as error:
             self._broken = (
-                f"{type(error).__name__} has broken off an earlier meeting on rank {process.rank()}, whose weights may "
-                "differ from those of the other workers. Load weights and call load_states() on all workers, or make a "
+                f"{type(error).__name__} has interrupted an earlier meeting on rank {process.rank()}, whose weights "
+                "may differ from those of the other workers. Load weights and call load_states() on all workers, or make a "
                 "new LocalTrainer."
             )
             raise

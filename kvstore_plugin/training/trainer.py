@@ -401,7 +401,7 @@ class JoinHook(NamedTuple):
     allreduce_grads : callable
         The same, given ignore_stale_grad.
     without_local_parameters : callable
-        Returns a context in which updates leave local parameters alone.
+        Returns a context manager in which updates leave local parameters alone.
     """
 
     process_set: ProcessSet

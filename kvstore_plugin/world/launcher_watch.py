@@ -2,7 +2,7 @@
 
 The launcher, such as Open MPI's prterun or Hydra's proxy, ends the workers of its host when the job ends. If the
 launcher itself is killed, its workers would continue to train, and nothing would read their output. A thread waits for
-the end of the launcher's process, by a pidfd. PR_SET_PDEATHSIG is no alternative: that signal comes when the starting
+the end of the launcher's process, by a pidfd. PR_SET_PDEATHSIG does not suffice: that signal comes when the starting
 thread ends, and launchers may start workers from short-lived threads.
 """
 

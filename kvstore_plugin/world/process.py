@@ -221,8 +221,8 @@ def _check_is_worker() -> None:
     worker = launched.worker_above()
     if worker is not None:
         raise RuntimeError(
-            f"This process was started by a worker (process {worker}) and is no worker itself: the launcher knows the "
-            "worker only, and MPI would wait without end. Use kvstore_plugin in the worker. If this process should "
+            f"This process was started by a worker (process {worker}) and is not a worker itself: the launcher knows "
+            "only the worker, and MPI would wait without end. Use kvstore_plugin in the worker. If this process should "
             "work alone, start it without the launcher's variables: env={name: value for name, value in "
             "os.environ.items() if not name.startswith(('PMI', 'OMPI_', 'PRTE_', 'SLURM_', 'MPI_LOCAL', 'HYDI_'))}."
         )
@@ -240,7 +240,7 @@ def _noting_interruption() -> Iterator[None]:
         if isinstance(error, RuntimeError) and not _is_alone(error):
             raise
         if mpi.is_shared():
-            _broken_off = f"init() was broken off by {type(error).__name__} on this rank, and other ranks wait in it"
+            _broken_off = f"init() was interrupted by {type(error).__name__} on this rank, and other ranks wait in it"
             core = _NoCore(f"{_broken_off}: no later init() can meet them. End the script, which ends the job.")
         raise
 

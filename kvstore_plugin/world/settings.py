@@ -3,29 +3,29 @@
 ====================== =========  ===============================================================================
 variable               default    meaning
 ====================== =========  ===============================================================================
-MYKV_PART_BYTES        524288     arrays larger than this (bytes) travel in parts of this size
+MYKV_PART_BYTES        524288     arrays larger than this (bytes) are sent in parts of this size
 MYKV_STAGING_BYTES     4194304    memory (bytes) for parts under way, per rank
-MYKV_NETWORK_BYTES     4194304    memory (bytes) for what other hosts send, per rank
+MYKV_NETWORK_BYTES     4194304    memory (bytes) for data from other hosts, per rank
 MYKV_FAN_OUT           16         hosts that each host hears from while they agree on what is ready
 MYKV_EXCHANGE          auto       how large values cross between hosts: direct, grid; auto: grid from 65 hosts
 MYKV_COMPRESS_BYTES    65536      arrays of fewer bytes are not compressed between hosts
 MYKV_TABLE_PLACES      65536      operations under way on a host; more wait in their own rank
 MYKV_VIRTUAL_HOSTS     1          treat the ranks of one host as this many hosts that share no memory (for tests)
 MYKV_EXIT_WAIT_S       5          how long (seconds) a rank that exits waits for its own operations, twice at most
-MYKV_RESPAWN_WAIT_S    120        how long (seconds) workers wait for a new worker in the place of a dead one
-MYKV_STALL_WARN_S      60         operations that wait so long (seconds) for other ranks are logged; 0: never
-MYKV_STALL_ABORT_S     1800       operations that wait so long (seconds) fail on all ranks; 0: never
+MYKV_RESPAWN_WAIT_S    120        how long (seconds) workers wait for the replacement of a dead one
+MYKV_STALL_WARN_S      60         operations that wait this long (seconds) for other ranks are logged; 0: never
+MYKV_STALL_ABORT_S     1800       operations that wait this long (seconds) fail on all ranks; 0: never
 MYKV_CHECKPOINT_WAIT_S 60         how long (seconds) workers wait for others that do not save or load with them
-MYKV_GPU               auto       arrays on GPUs go by nccl, by host (memory), or auto: by NCCL where it serves all
-MYKV_GPU_HOSTS         nccl       by NCCL they go over its own network between hosts; the only value
+MYKV_GPU               auto       arrays on GPUs: nccl, host (memory), or auto: NCCL if all ranks can use it
+MYKV_GPU_HOSTS         nccl       NCCL uses its own network between hosts; the only value
 MYKV_KERNELS           best       sums use the best instructions here (best), or avx512, avx2 or generic (for tests)
 MYKV_TIMELINE                     file in which rank 0 records a timeline from init() on; {rank}: every rank
-MYKV_REPORT            0          1: rank 0 prints the statistics at the end; more: also every so many seconds
-MYKV_RESTART           0          how often mykvrun --max-restarts has started this job again; mykvrun sets it
-MYKV_VERBOSE           0          1: mykvrun leaves out nothing of what workers and the launcher write to stderr
+MYKV_REPORT            0          1: rank 0 prints the statistics at the end; more: also at intervals of this length
+MYKV_RESTART           0          number of restarts of this job by mykvrun --max-restarts; mykvrun sets it
+MYKV_VERBOSE           0          1: mykvrun shows all that workers and the launcher write to stderr
 MYKV_AUTO_REGISTER     1          0: the store 'mykv' is known to MXNet only after import kvstore_plugin
-MYKV_CUDA_LIBRARY                 file of the CUDA runtime, in place of what is found
-MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
+MYKV_CUDA_LIBRARY                 file of the CUDA runtime, instead of the one found
+MYKV_NCCL_LIBRARY                 file of NCCL, instead of the one found
 ====================== =========  ===============================================================================
 
 init() reads all settings by read(), and they keep their values until init() is called again. So a wrong value fails

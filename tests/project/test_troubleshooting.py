@@ -75,7 +75,7 @@ _INTERNAL = {
         "Create the trainer before autograd.record()",
         "Fetch gradients where they are used",
         "Initialize the copy, with force_reinit=True",
-        "it lies in a bucket with gradients of another trainer",
+        "it is in a bucket with gradients of another trainer",
         "Make all Trainers, and take their first steps, in the same order",
         "of the workers of this host, which have ended",
         ", on GPU",

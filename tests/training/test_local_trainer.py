@@ -619,7 +619,7 @@ def test_a_meeting_that_breaks_off_on_one_worker_ends_all_later_meetings(gather,
     said = _said(lambda: trainer.step(_BATCH))
     assert said == ("" if rank else "no memory")
     for _ in range(2):
-        assert "ValueError has broken off an earlier meeting on rank 0" in _said(trainer.synchronize)
+        assert "ValueError has interrupted an earlier meeting on rank 0" in _said(trainer.synchronize)
     trainer.load_states(str(tmp_path / f"{rank}"))
     _train(net, trainer, range(4, 8), rank)
     trainer.synchronize()

@@ -110,8 +110,8 @@ def test_an_init_that_was_broken_off_says_so_and_ends_the_job_even_if_the_script
         print(error, flush=True)
     """
     result = job(_LATE + textwrap.dedent(body))
-    assert result.code != 0 and "init() was broken off by EOFError on this rank" in result.stdout, result.text
-    assert "mykv on rank 1: init() was broken off by EOFError" in result.stderr, result.text
+    assert result.code != 0 and "init() was interrupted by EOFError on this rank" in result.stdout, result.text
+    assert "mykv on rank 1: init() was interrupted by EOFError" in result.stderr, result.text
 
 
 @pytest.mark.parametrize("call", [1, long(3), 7])
@@ -131,8 +131,8 @@ def test_a_call_of_mpi_that_fails_in_init_on_one_rank_ends_the_job(job, call):
     """
     result = job(body, ranks=2)
     assert result.code != 0 and "rank 1 MPI failed in " in result.stdout, result.text
-    assert "rank 1 init() was broken off by Error on this rank" in result.stdout, result.text
-    assert "mykv on rank 1: init() was broken off by Error" in result.stderr, result.text
+    assert "rank 1 init() was interrupted by Error on this rank" in result.stdout, result.text
+    assert "mykv on rank 1: init() was interrupted by Error" in result.stderr, result.text
 
 
 def test_a_worker_that_goes_on_alone_after_shutdown_is_no_failure(job):
