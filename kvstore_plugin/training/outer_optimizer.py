@@ -240,8 +240,8 @@ class OuterOptimizer:
         except BaseException as error:
             self._broken = (
                 f"{type(error).__name__} has interrupted an earlier meeting on rank {process.rank()}, whose weights "
-                "may differ from those of the other workers. Load weights and call load_states() on all workers, or make "
-                "a new LocalTrainer."
+                "may differ from those of the other workers. Load weights and call load_states() on all workers, or "
+                "make a new LocalTrainer."
             )
             raise
 

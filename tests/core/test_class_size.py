@@ -1,8 +1,8 @@
 """No class of csrc/ has more than 25 private methods or 20 data members.
 
-The parser knows the C++ that is written here, and not more. Declarations are split at semicolons and at bodies, after
-nested bodies were dropped; what has a parenthesis before `=` and `{` is a method, everything else a data member. Types,
-static constants and tables of function pointers are not counted, nor are classes that a macro makes.
+The parser supports only the C++ style of this project. Declarations are split at semicolons and at bodies, after nested
+bodies are dropped; a declaration with a parenthesis before `=` and `{` is a method, any other a data member. Types,
+static constants, tables of function pointers and classes from macros are not counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _without_texts(source):
 
 
 def _body(source, begin):
-    """What stands between the braces from `begin` on, where inner braces are empty."""
+    """The text between the braces from `begin` onwards, with inner braces emptied."""
     depth, kept = 1, ""
     for character in source[begin + 1 :]:
         depth -= character == "}"
@@ -34,7 +34,7 @@ def _body(source, begin):
 
 
 def _declarations(body):
-    """The declarations, each with the access that a label before it gives (None: the class's default)."""
+    """The declarations, each with the access from the preceding label (None: the class's default)."""
     access = None
     for declaration in re.findall(r"(?:[^;{}]|\{\}(?=\s*[;,]))+?(?:;|\{\};?)", body):
         while label := re.match(r"\s*(public|private|protected)\s*:(?!:)", declaration):

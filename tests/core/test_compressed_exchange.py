@@ -1,4 +1,4 @@
-"""Compression between hosts, played by ranks that share no memory: the bits of every step, order, errors."""
+"""Compression between hosts, simulated by ranks that share no memory: the bits of every step, order, errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def hosts() -> int:
 
 @pytest.fixture
 def core(hosts, size, gather):
-    """The core over so many hosts, but no more than ranks, made for this test."""
+    """The core over this number of hosts, at most one per rank, for this test."""
     import mykv_core
     from mpi4py import MPI
 
@@ -64,7 +64,7 @@ def _of(rank: int, step: int, count: int, dtype: str = "float32") -> np.ndarray:
 
 
 class _Model:
-    """What the exchange should make of all ranks' arrays, step after step."""
+    """The expected results of the exchange, step by step."""
 
     def __init__(self, host_ranks, name, parameters) -> None:
         self.host_ranks, self.name, self.parameters = host_ranks, name, parameters
@@ -217,7 +217,7 @@ def test_within_a_host_nothing_is_compressed(core, rank, size):
 
 @pytest.mark.ranks(4, env=_ENV)
 def test_what_is_lost_is_kept_by_name(core, rank, size):
-    """Two names beside each other, each with a history of its own; many in flight at the same time."""
+    """Two names at the same time, each with its own history; many operations in flight."""
     models = {name: _Model(core.host_ranks(), "topk", {"k": 0.1}) for name in ("a", "b")}
     for step in range(5):
         works = []

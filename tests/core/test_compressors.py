@@ -1,4 +1,4 @@
-"""The compressors: bit for bit what numpy makes of their papers, with the properties that the papers claim."""
+"""The compressors equal a numpy version of their papers bit for bit, and have the papers' properties."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _UNBIASED = [one for one in _EVERY if one[0] in ("randomk", "dithering") and not
 
 @pytest.fixture(scope="module")
 def core():
-    """The module for tests: compressors need no ranks."""
+    """The test module: compressors need no ranks."""
     return mykv_core_testing
 
 
@@ -253,7 +253,7 @@ def test_dithering_errs_no_more_than_the_papers_say(core, levels):
 
 @pytest.mark.parametrize("name, parameters", _CONTRACTIONS, ids=[reference.text(n, **p) for n, p in _CONTRACTIONS])
 def test_with_error_feedback_nothing_is_lost_in_the_long_run(core, name, parameters):
-    """What has arrived and what is kept back are together what was sent, and what is kept back stays bounded."""
+    """The decoded values plus the residual equal the sent values, and the residual stays bounded."""
     compressor = core.Compressor(reference.text(name, **parameters))
     values = _normal(300, "float64")
     residual, arrived = np.zeros(300), np.zeros(300)

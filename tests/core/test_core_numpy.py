@@ -249,13 +249,17 @@ def test_broadcast_against_allreduce_fails_on_both_ranks(core, rank):
         work.wait(30)
 
 
-_SMALL, _PART, _PARTS = 1000, 20_000, 300_000  # elements of float32: copied by who posts them, one part, several
+_SMALL, _PART, _PARTS = (
+    1000,
+    20_000,
+    300_000,
+)  # float32 elements: copied by the poster, one part, several
 
 
 @pytest.mark.ranks(2, env=_ENV)
 @pytest.mark.parametrize("count, apart", [(_PART, 1), (_PARTS, 1), (_PARTS, 1 - _PARTS)])
 def test_an_output_that_overlaps_the_input_in_part_is_an_error_on_all_ranks(core, rank, count, apart):
-    """Whoever is the owner of a part, which reads the input while others have written the output."""
+    """Whichever rank owns a part, and reads the input while others have written the output."""
     for wrong_rank in range(2):
         memory = np.arange(2 * count, dtype="float32")
         kept = memory.copy()

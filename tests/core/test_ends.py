@@ -1,4 +1,4 @@
-"""How operations end: waiting ranks are woken, failed ones end at once, and each end reaches ranks that come late.
+"""How operations end: waiting ranks are woken, failed ones end at once, and each end reaches late ranks.
 
 No MXNet: the core alone, on numpy arrays.
 """
@@ -18,7 +18,7 @@ _ENV = {"MYKV_TEST_POOL": "hosts"}  # ranks that never import MXNet
 
 @pytest.fixture
 def start(gather):
-    """A function that starts the core with options; the core ends behind the test."""
+    """A function that starts the core with options; the core ends after the test."""
     import mykv_core
     from mpi4py import MPI
 
@@ -75,7 +75,7 @@ def test_entries_that_came_ahead_are_given_back_to_the_rank_that_made_them(rank,
 @pytest.mark.ranks(2, env=_ENV)
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_a_failed_operation_ends_at_once(rank, start, hosts):
-    """No rank waits for work on it that nobody begins."""
+    """No rank waits for work that no rank begins."""
     core = start(virtual_hosts=hosts)
     begun = time.monotonic()
     for k in range(8):
@@ -118,7 +118,7 @@ def test_a_rank_whose_host_comes_after_the_end_gets_it_too(rank, start, gather):
 
 @pytest.mark.ranks(3, env=_ENV)
 def test_an_answer_to_an_earlier_question_is_not_taken_for_one_to_this(rank, start, gather):
-    """Rank 1 is stopped while it is asked of "x", to which it has not arrived, and answers when it is asked of "y"."""
+    """Rank 1 is stopped during a question about "x", at which it has not arrived, and answers a question about "y"."""
     core = start(virtual_hosts=3)
     pids = gather(os.getpid())
     works = []

@@ -1,4 +1,4 @@
-"""What an error says: whole characters of any language, the cause that was known first, and where signatures differ.
+"""The text of errors: whole characters of any language, the first known cause, and differences of signatures.
 
 No MXNet: the core alone, on numpy arrays.
 """

@@ -1,4 +1,4 @@
-"""More operations under way than the table of a host has entries for: each ends, whatever waits for whom."""
+"""More operations under way than the host's table has entries: all of them end, in any order of waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PARTS = {"MYKV_PART_BYTES": "4096"}
 
 
 def _ring_of_waits(rank: int, size: int, count: int) -> None:
-    """Each rank runs ahead with what others are the roots of, and all that is to go on first waits for it.
+    """Each rank runs ahead with broadcasts of other roots, and waits for the operations that are due first.
 
     A root's broadcasts and the sums use one array, so that they run one after the other there, while the broadcasts of
     the other roots wait for nothing. Before the first of them a sum is asked for which the other ranks ask for last.
@@ -118,7 +118,7 @@ def test_operations_that_find_no_place_keep_no_memory(rank, size):
 
 
 def _large_arrays(rank: int, size: int) -> None:
-    """Every rank begins with another one, so that most parts come when others are due."""
+    """Every rank begins with a different operation, so that most parts arrive while others are due."""
     mykv.init()
     arrays = [np.full(200_000 + 1000 * k, k + rank, "float32") for k in range(6)]
     for _ in range(3):
@@ -195,6 +195,6 @@ print("end", flush=True)
 
 
 def test_a_lack_of_memory_for_entries_is_told_while_it_lasts(mpirun):
-    """Operations wait for memory and go on when there is some; what waits for its share later is told that."""
+    """Operations wait for memory and continue once it is available; later waits for a share are reported as such."""
     result = mpirun(2, _LACK, timeout=180)
     assert result.code == 0 and result.stdout.count("end") == 2, result.text

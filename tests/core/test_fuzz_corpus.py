@@ -1,4 +1,4 @@
-"""The inputs that fuzzing has found worth keeping (tests/fuzz), given to the ordinary build of every parser."""
+"""The corpus of fuzzing (tests/fuzz), as input of the ordinary build of every parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How several hosts agree: the tree of their messages, and small operations that these messages carry."""
+"""The agreement of several hosts: the tree of messages, and small operations carried in these messages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_small_operations_of_every_dtype_and_kind(core, rank, size):
 
 @pytest.mark.ranks(6, env=_ENV)
 def test_a_small_operation_has_the_bits_of_a_large_one(core, rank, size):
-    """As one element of an array that travels in slices: both are summed in the order of the hosts."""
+    """Like one element of an array that is sent in slices: both are summed in the order of the hosts."""
     values = np.random.RandomState(rank).randn(20_000).astype("float32")
     small, large = values[:100].copy(), values.copy()
     for name, array in (("small", small), ("large", large)):
@@ -156,7 +156,7 @@ def test_an_operation_that_is_given_up_ends_on_all_hosts_also_on_those_that_come
 @pytest.mark.parametrize("fan_out", [1, 2])
 @pytest.mark.parametrize("how, reason", [("leaves", "it had enough"), ("breaks down", "malformed message")])
 def test_a_host_anywhere_in_the_tree_leaves(rank, size, fan_out, how, reason, gather):
-    """The hosts below it hear of it, and all operations end on all ranks: with the right sum, or with the reason."""
+    """The hosts below it are told, and all operations end on all ranks: with the right sum, or with the reason."""
     import mykv_core as core
     import mykv_core_testing
     from mpi4py import MPI

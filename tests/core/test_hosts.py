@@ -1,4 +1,4 @@
-"""Several hosts, played by ranks of one machine that share no memory: results, order, and ranks that fail or leave."""
+"""Several hosts, simulated by ranks that share no memory: results, order, and ranks that fail or leave."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hosts() -> int:
 
 @pytest.fixture
 def core(hosts, gather):
-    """The core over so many hosts, made for this test."""
+    """The core over this number of hosts, for this test."""
     import mykv_core
 
     _start(virtual_hosts=hosts)
@@ -224,7 +224,7 @@ def test_calls_under_one_name_are_matched_in_their_order(core, rank, size, hosts
 @pytest.mark.ranks(2, 3, 4, env=_ENV)
 @_every_split
 def test_disagreement_is_named_on_every_rank(core, rank, size, hosts):
-    """Whichever rank it is that differs, on the first host, on the last, or between them."""
+    """Whichever rank differs, on the first host, on the last, or between them."""
     for odd in range(size):
         array = np.zeros(10 + (rank == odd))
         with pytest.raises(core.Error) as failure:
@@ -401,7 +401,7 @@ def test_settings_that_differ_are_refused_on_all_ranks(rank, size, hosts, gather
 @pytest.mark.ranks(2, 3, env=_ENV)
 @_one_and_two
 def test_a_rank_that_cannot_start_fails_init_on_all_ranks(rank, size, hosts, gather):
-    """One rank may not map the segment; the others learn that and wait for nobody."""
+    """One rank cannot map the segment; the others learn that and do not wait."""
     import mykv_core as core
 
     for who in (0, size - 1):
@@ -590,7 +590,7 @@ def test_a_higher_priority_overtakes_what_waits_for_the_network(rank, size, gath
 
 @pytest.mark.ranks(2, 4, env=_ENV)
 def test_agreeing_takes_two_small_messages_for_each_host_and_operation_at_most(core, rank, size, hosts, gather):
-    """Texts travel once."""
+    """Texts are sent once."""
     array = np.ones(10_000)  # too large to be carried
     for _ in range(3):
         assert core.submit_allreduce("a long name of an operation " * 4, [array], [array]).wait(10)
@@ -608,7 +608,7 @@ def test_agreeing_takes_two_small_messages_for_each_host_and_operation_at_most(c
 
 
 def _wake_ups() -> int:
-    """How often the core's thread of this process has slept."""
+    """Number of sleeps of the core's thread in this process."""
     for task in Path("/proc/self/task").iterdir():
         if (task / "comm").read_text().strip() == "mykv":
             return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", (task / "status").read_text(), re.MULTILINE)[1])
@@ -621,7 +621,7 @@ def test_only_the_first_rank_of_a_host_looks_at_the_network_all_the_time(core, r
     """The others have nothing to hear there while nothing is under way, and are woken by their host."""
     _works(core, size, "before")
     gather("idle")
-    time.sleep(2.5)  # for what MPI may have kept back
+    time.sleep(2.5)  # for messages that MPI may still hold
     before = _wake_ups()
     time.sleep(2)
     woken = _wake_ups() - before

@@ -1,4 +1,4 @@
-"""Messages between hosts whose sender does not see to them: it was stopped, or is dead."""
+"""Messages between hosts whose sender was stopped or is dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every instruction set of this CPU gives the bits that numpy gives, whatever the count, the place and the values."""
+"""Every instruction set of this CPU gives the same bits as numpy, for any count, alignment and values."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _scaled(values: np.ndarray, dtype: str, scale: float) -> np.ndarray:
 
 
 def _expected(dtype: str, op: str, inputs: list[np.ndarray], scale: float = 1.0) -> np.ndarray:
-    """What csrc/kernels/kernels.h promises, in numpy."""
+    """The specification of csrc/kernels/kernels.h, in numpy."""
     if len(inputs) == 1 and (scale == 1 or dtype == "bool"):
         return inputs[0]
     if dtype == "bool":
@@ -146,7 +146,7 @@ def _values(kind: str, rank: int, dtype: str, count: int) -> np.ndarray:
 
 
 def _reduce_in_place(core, buffer, name, inputs, rank, dtype, op, begin, scale) -> np.ndarray:
-    """Reduce this rank's input as elements [begin, ...) of the buffer; what lies around it must stay."""
+    """Reduce this rank's input as elements [begin, ...) of the buffer; the surrounding memory must not change."""
     count = len(inputs[rank])
     memory = np.frombuffer(buffer, "uint8")
     room = memory[: (begin + count + 70) * _item(dtype).itemsize]

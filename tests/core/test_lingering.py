@@ -1,4 +1,4 @@
-"""A thread that pushes a small operation stays awake for it for a moment, and may end it itself."""
+"""A thread that pushes a small operation spins briefly for it, and may complete it itself."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_the_thread_that_pushes_ends_the_operation_when_the_others_come_soon(ran
         value(_push("before", rank)[0])
         gather("together")
         if rank == 0:
-            mykv_core_testing.plant("linger", 1)  # ten seconds in place of 20 us
+            mykv_core_testing.plant("linger", 1)  # ten seconds instead of 20 us
         else:
             time.sleep(0.5)
         result, took = _push("soon", rank)
         assert (value(result) == 3).all()
-        assert took < 8, took  # until the other rank came, and no longer
+        assert took < 8, took  # until the other rank arrived, and no longer
         if gather(took)[0] > 0.2:
             return
     pytest.fail("no push has lingered")

@@ -1,4 +1,4 @@
-"""Memory: too little of it is an error and no end of the process, and what is done is given back."""
+"""A lack of memory is an error that does not end the process, and unused memory is given back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _MallocInfo(ctypes.Structure):
 
 
 def _malloc_info() -> _MallocInfo | None:
-    """What malloc tells of its heaps; None before glibc 2.33."""
+    """malloc's statistics of its heaps; None before glibc 2.33."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
         return None
@@ -41,7 +41,7 @@ def _malloc_info() -> _MallocInfo | None:
 
 
 def _held() -> int:
-    """Bytes of malloc's heaps that somebody holds, without the holes between them; 0 before glibc 2.33."""
+    """Allocated bytes of malloc's heaps, without the holes between them; 0 before glibc 2.33."""
     info = _malloc_info()
     return info.uordblks + info.hblkhd if info else 0
 
@@ -273,7 +273,7 @@ def test_what_was_taken_of_a_slot_is_given_back_when_memory_runs_out_in_the_midd
 
 @pytest.mark.ranks(2)
 def test_more_than_the_address_space_of_a_rank_is_an_error_and_the_next_call_works(rank):
-    """The address space of a rank's slots is that of the machine's memory: more than that is refused."""
+    """The address space of a rank's slots equals the machine's memory: more is refused."""
     mykv.init()
     too_much = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") + (64 << 20)
     with pytest.raises(RuntimeError, match="shared memory"):

@@ -1,4 +1,4 @@
-"""Where a rank makes its slots: none overlaps another, what is free is never lost, and memory is given back."""
+"""The region of a rank's slots: slots do not overlap, free space is never lost, and memory is given back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BYTES = 160 * _MIB
 
 
 class _Slots:
-    """What is held of a region, and what must be free by that."""
+    """Allocated slots of a region, and the resulting free space."""
 
     def __init__(self, nbytes: int, keeps: bool = False) -> None:
         self.region = mykv_core_testing.Region(nbytes, keeps)

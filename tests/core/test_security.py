@@ -1,4 +1,4 @@
-"""The memory that ranks share: who gets it, who does not, and that strangers at the door keep nobody waiting."""
+"""Access to the ranks' shared memory: only the job's ranks get it, and foreign processes do not delay them."""
 
 from __future__ import annotations
 

@@ -11,5 +11,5 @@ def test_time_in_which_something_moved_does_not_count():
 
 
 def test_at_most_a_second_between_two_looks_counts():
-    """A process that was stopped for longer does not take the other ranks for stopped."""
+    """A process that was itself stopped does not consider the other ranks stopped."""
     assert mykv_core_testing.standstill_after(0.0, 1.3) == 1.0

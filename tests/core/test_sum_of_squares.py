@@ -1,4 +1,4 @@
-"""The sum of squares has the bits of 16 running sums in float64, on every instruction set of this CPU."""
+"""The sum of squares equals 16 running sums in float64 bit for bit, on every instruction set of this CPU."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ int clock_gettime(clockid_t clock, struct timespec* now) {
 
 
 def test_a_clock_that_is_set_back_does_not_stretch_the_wait_for_the_lock(mpirun, tmp_path):
-    """The processes believe that it is an hour later than the kernel does, as after a step back."""
+    """The processes see a clock that is an hour ahead of the kernel's, as after a step back."""
     source, library = tmp_path / "later.c", tmp_path / "later.so"
     source.write_text(_LATER)
     subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=60)

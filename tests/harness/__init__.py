@@ -1,9 +1,9 @@
-"""A test of several ranks, written like a test of one.
+"""Tests of several ranks, written like tests of one.
 
     @pytest.mark.ranks(2, 3)              # once with 2 ranks, once with 3, each in all ranks
     def test_sum(rank, size): ...
 
-``pytest`` runs by itself, not under mpirun. It keeps a pool for each number of ranks (and set of environment
+``pytest`` itself does not run under mpirun. It keeps a pool for each number of ranks (and set of environment
 variables): one long-lived mpirun, whose ranks are pytest processes that run the tests the controller names and send
 their reports back over a Unix socket. MPI and the store under test carry none of the harness's own messages. Variables
 that init() reads (MYKV_...) need no pool of their own: the ranks shut down, and the next init() reads them. With
@@ -21,7 +21,7 @@ marks      ranks(*sizes, long=(), env={}, timeout=60)
 fixtures   rank, size, gather(value) -> list   in the ranks
            mpirun(n, script, ...)              in an ordinary test: a fresh mpirun of a small script (see script.py)
 
-A test fails if it fails on any rank, and shows the traceback of each. A rank that crashes fails its test only. A test
+A test fails if it fails on any rank, and shows the traceback of each. A crashed rank fails only its own test. A test
 that exceeds its time limit fails with the Python stacks of all ranks. After each of these the pool starts afresh.
 
 Test modules must not import mpi4py.MPI at the top: the controller imports them too, and that import calls MPI_Init.

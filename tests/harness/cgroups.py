@@ -1,4 +1,4 @@
-"""A memory cgroup of a test's own, as a container has one."""
+"""A memory cgroup for one test, like a container's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Iterator, NamedTuple
 
 
 class MemoryCgroup(NamedTuple):
-    """Its folder, and the names of the files of its limit and of its use."""
+    """Its folder, and the names of its files for limit and usage."""
 
     folder: Path
     limit: str
@@ -19,7 +19,7 @@ class MemoryCgroup(NamedTuple):
 
 @contextlib.contextmanager
 def memory_cgroup() -> Iterator[MemoryCgroup | None]:
-    """One without a limit and without processes, or None where none can be made (it takes root, and a cgroup above)."""
+    """Create an empty cgroup without a limit; None if that is impossible (it needs root and a parent cgroup)."""
     made = _made()
     try:
         yield made
@@ -29,7 +29,7 @@ def memory_cgroup() -> Iterator[MemoryCgroup | None]:
 
 
 def _remove(folder: Path) -> None:
-    """Move its processes to the cgroup above, and remove it. The kernel counts one that has just ended for a moment."""
+    """Move its processes to the parent cgroup, and remove it. The kernel still counts a process that has just ended."""
     deadline = time.monotonic() + 10
     while True:
         for pid in (folder / "cgroup.procs").read_text().split():

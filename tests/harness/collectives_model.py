@@ -1,4 +1,4 @@
-"""The collective operations in numpy: what the ranks' results must be, given all ranks' values."""
+"""The collective operations in numpy: the expected results for all ranks' values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TOLERANCE = {"float16": 4e-3, "float32": 1e-6, "float64": 1e-13}
 
 
 def reduced(op, values: list, before: float = 1.0, after: float = 1.0) -> np.ndarray:
-    """Elementwise reduction of the ranks' `values`, in their dtype; integers are truncated wherever they are scaled."""
+    """Elementwise reduction of the ranks' `values`, in their dtype; integers are truncated at each scaling."""
     dtype = values[0].dtype
     if dtype.kind == "b":
         return np.any(values, axis=0) if op in (mykv.Sum, mykv.Max) else np.all(values, axis=0)
@@ -41,7 +41,7 @@ def own_rows(whole: np.ndarray, rank: int, size: int) -> np.ndarray:
 
 
 def assert_equal(result: np.ndarray, expected: np.ndarray) -> None:
-    """Same dtype and shape, and the same values up to the roundings that the dtype allows."""
+    """Check for the same dtype and shape, and equal values up to the dtype's rounding."""
     assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
     tolerance = _TOLERANCE.get(str(expected.dtype), 0)
     np.testing.assert_allclose(result.astype("float64"), expected.astype("float64"), rtol=tolerance, atol=0)

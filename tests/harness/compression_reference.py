@@ -1,7 +1,7 @@
-"""The compressors in numpy, written from their papers: what the core must give, bit for bit.
+"""The compressors in numpy, written from their papers: the core must match them bit for bit.
 
-A message is taken apart by `Message`, so that errors of packing show too. Arrays have one dimension, and are float32 or
-float64; arithmetic is in their type unless it says so.
+`Message` unpacks a message, to detect errors of packing too. Arrays have one dimension, and are float32 or
+float64; arithmetic is in their type unless noted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
 
 
 def random_numbers(seed: int, step: int, stream: int, count: int) -> np.ndarray:
-    """The uint32 number of each of the first elements: 64 of them have 16 counters, a word of each after the other."""
+    """The uint32 number of each of the first elements: 64 elements use 16 counters, one word of each in turn."""
     blocks = -(-count // 64)
     counters = np.zeros((blocks * 16, 4), np.uint32)
     counters[:, 0] = np.arange(blocks * 16)
@@ -42,7 +42,7 @@ def random_numbers(seed: int, step: int, stream: int, count: int) -> np.ndarray:
 
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes in bytes: of a group of 16 * (32 / bits), element 16 j + w has bits [j bits, (j + 1) bits) of word w."""
+    """Codes as bytes: in a group of 16 * (32 / bits), element 16 j + w has bits [j bits, (j + 1) bits) of word w."""
     per_word = 32 // bits
     padded = np.zeros(-(-len(codes) // (16 * per_word)) * 16 * per_word, np.uint32)
     padded[: len(codes)] = codes
@@ -52,7 +52,7 @@ def pack(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def sum_in_rows(values: np.ndarray) -> float:
-    """The sum in float64: that of each of 16 lanes in its order, then those of the lanes."""
+    """The sum in float64: of each of 16 lanes in order, then over the lanes."""
     rows = np.zeros(-(-len(values) // 16) * 16)
     rows[: len(values)] = values
     lanes = np.cumsum(rows.reshape(-1, 16), axis=0)[-1]
@@ -60,7 +60,7 @@ def sum_in_rows(values: np.ndarray) -> float:
 
 
 class Message(NamedTuple):
-    """What a compressor makes of values: the bytes, and what they say."""
+    """A compressed message: the bytes, and the decoded values."""
 
     payload: np.ndarray  # uint8
     number: float
@@ -68,7 +68,7 @@ class Message(NamedTuple):
 
 
 def number_kept(k: float, count: int, total: int) -> int:
-    """How many elements top-k and random-k keep of a piece: a fraction of it, or its share of a number."""
+    """Number of elements that top-k and random-k keep of a piece: a fraction of it, or its share of a number."""
     return max(1, int(k * count)) if k < 1 else min(count, -(-int(k) * count // total))
 
 
@@ -169,17 +169,17 @@ COMPRESSORS = {
 
 
 def text(name: str, **parameters: object) -> str:
-    """What the core makes a compressor from."""
+    """The core's text for a compressor."""
     return " ".join([name, *(f"{key}={value}" for key, value in parameters.items())])
 
 
 def compress(name, values, residual=None, total=None, unit=1.0, step=0, stream=0, **parameters):
-    """The bytes of a message, what they say, and the residual that is left.
+    """The bytes of a message, the decoded values, and the new residual.
 
     Returns
     -------
     message, decoded, residual : numpy.ndarray
-        `residual` is None where none was given, or error feedback is off.
+        `residual` is None if none was given, or error feedback is off.
     """
     feedback = residual is not None and parameters.get("ef", True)
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""The controller's pytest plugin: gives tests marked ``ranks`` to pools, and runs all others itself."""
+"""The controller's pytest plugin: runs tests marked ``ranks`` in pools, and all others itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .script import MpiRun
 
 # Pools alive at a time, alone and in each of several workers: a rank that has imported MXNet holds some 200 MB.
 _MOST_POOLS, _MOST_POOLS_OF_A_WORKER = 2, 1
-# The same examples in every run, so that a red run means a change of the code; --hypothesis-seed draws others.
+# The same examples in every run, so that a failure means a change of the code; --hypothesis-seed draws others.
 _HYPOTHESIS_SEED = "0"
 
 
@@ -34,7 +34,7 @@ class Controller:
         runner.close()
 
     def pytest_sessionstart(self) -> None:
-        """Let SIGTERM end pytest as Ctrl-C does, which closes the pools and removes their folders."""
+        """Make SIGTERM end pytest like Ctrl-C, which closes the pools and removes their folders."""
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, signal.default_int_handler)
 
@@ -42,7 +42,7 @@ class Controller:
         parametrize_size(metafunc)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Bring together the tests of each pool, so that few pools are started; the order is otherwise kept."""
+        """Group the tests of each pool, so that few pools are started; the order is otherwise kept."""
         items.sort(key=lambda item: (_pool_key(item) or (0, ()), _settings(item)))
 
     @pytest.hookimpl(tryfirst=True)
@@ -53,7 +53,7 @@ class Controller:
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in self._run(item, key):
             item.ihook.pytest_runtest_logreport(report=report)
-        # This test set up nothing here, but a test before it may have left its module's fixtures for a neighbour.
+        # This test has set up nothing here, but an earlier test may have kept its module's fixtures for the next.
         item.session._setupstate.teardown_exact(nextitem)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
@@ -70,7 +70,7 @@ class Controller:
             return [reports.failure(item, str(error), 0.0)]
         try:
             outcome = pool.run(item.nodeid, ranks_of(item).timeout)
-        except BaseException:  # Ctrl-C: the ranks are in the middle of something
+        except BaseException:  # Ctrl-C: the ranks are in the middle of a test
             self._discard(key)
             raise
         if outcome.broken:
@@ -93,7 +93,7 @@ class Controller:
             pool.kill()
 
     def _arguments(self) -> list[str]:
-        """Pytest's command line in a rank: the options of this one that change how a test runs or is shown."""
+        """Pytest's command line in a rank: this process's options that change how a test runs or is shown."""
         option = self._config.option
         arguments = [f"--rootdir={self._config.rootpath}", "-q", "--no-header", "--no-summary"]
         arguments += ["-p", "no:cacheprovider", "-p", "no:faulthandler", f"--tb={option.tbstyle}"]

@@ -1,23 +1,23 @@
-"""MXNet's own parameter server, dist_sync, on this machine: what the store 'mykv' is compared with."""
+"""MXNet's own parameter server, dist_sync, on this machine, for comparison with the store 'mykv'."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 
-# A scheduler or a server lives inside `import mxnet`, which needs numpy.bool, gone from newer releases of numpy.
+# Schedulers and servers run inside `import mxnet`, which needs numpy.bool, removed in newer releases of numpy.
 _SERVER = "import numpy\nnumpy.bool = bool\nimport mxnet"
 
 
 def run(mpirun, workers: int, script: str, *arguments: str, timeout: float = 120.0) -> None:
-    """Run a script as the workers of dist_sync, with a scheduler and a server, and wait until all have ended well.
+    """Run a script as the workers of dist_sync, with a scheduler and a server, and wait until all have succeeded.
 
     Parameters
     ----------
     mpirun : harness.script.MpiRun
         The fixture.
     workers : int
-        How often the script is started.
+        Number of processes of the script.
     script, *arguments
         As for the fixture.
     timeout : float

@@ -1,4 +1,4 @@
-"""What the output of a job of elastic_digits.py must say, whoever was killed in it and when."""
+"""Checks the output of a job of elastic_digits.py, whichever worker was killed and when."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import math
 import re
 
 _NOTICE_S = 2.0
-_AGAIN_S = 10.0  # from the death of a worker while the others begin again, until they train
+_AGAIN_S = 10.0  # from a worker's death during a recovery until the others train
 
-# The replay adds the gradients of all workers up in another order: rounding, which training does not make smaller.
+# The replay sums the workers' gradients in another order: rounding errors, which training does not reduce.
 _ROUNDING = 5e-3
 
 
 def survivors(ranks: int, died_at: dict[int, float], stdout: str) -> list[dict[str, str]]:
-    """What each survivor says at the end; raises an AssertionError where they are not what all jobs must be.
+    """Check and return each survivor's last message; raises an AssertionError if one is wrong.
 
     Parameters
     ----------
     ranks : int
         At the beginning.
     died_at : dict of float
-        For each that died, by its first rank: when, as time.time() shows it.
+        For each dead worker, by its first rank: the time of death (time.time()).
     stdout : str
         Of all workers.
     """
@@ -38,10 +38,10 @@ def survivors(ranks: int, died_at: dict[int, float], stdout: str) -> list[dict[s
 
 
 def require_notices(ranks: int, died_at: dict[int, float], stdout: str) -> None:
-    """Each survivor must have noticed each death, in time.
+    """Check that each survivor has noticed each death in time.
 
-    One that was together with the others after all deaths before has said so. For one that was still beginning again
-    after such a death, what it says may be about that one: it must train again with one worker less.
+    A survivor that was together with the others after all earlier deaths has reported that. The report of one that was
+    still recovering may be about the earlier death: it must train again with one worker less.
     """
     for number, (dead, died) in enumerate(sorted(died_at.items(), key=lambda one: (one[1], one[0]))):
         left = ranks - number - 1  # after this death
@@ -64,13 +64,13 @@ def _unnoticed(worker: int, dead: int, took: list[float]) -> str:
 
 
 def _resets(stdout: str) -> list[tuple[int, int, str, str, float]]:
-    """When a worker trained again: its name, with how many, at which step, a checksum, and the time."""
+    """A worker's report after a recovery: its name, the number of workers, the step, a checksum, and the time."""
     lines = [line.split() for line in stdout.splitlines() if line.startswith("reset ")]
     return [(int(me), int(size), step, checksum, float(time)) for _, me, _, size, step, checksum, time in lines]
 
 
 def _require_one_state(stdout: str) -> None:
-    """All that trained again together had the same step and the same weights and states."""
+    """Check that workers that trained again together had the same step, weights and states."""
     seen: dict[int, set] = {}
     for _, size, step, checksum, _ in _resets(stdout):
         seen.setdefault(size, set()).add((step, checksum))

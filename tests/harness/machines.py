@@ -1,8 +1,8 @@
-"""A part of the tests as other machines would run them.
+"""Runs a part of the tests as on other machines.
 
-``python tests/harness/machines.py [--only user] [for pytest]``. A machine is older
-instructions, another number of threads, fewer rights, or less shared memory. What a variation claims is looked at
-before it runs; what cannot be had here is said with its reason. Ends with 1 when a test failed or nothing ran.
+``python tests/harness/machines.py [--only user] [for pytest]``. A machine means older instructions, another number of
+threads, fewer rights, or less shared memory. Each variation is verified before it runs; unavailable ones are reported
+with the reason. Exit status 1 if a test failed or nothing ran.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Variation:
     Attributes
     ----------
     part : str
-        What pytest's -m selects.
+        Selection for pytest's -m.
     env : dict
         Its variables.
     isa : str
-        What oneDNN must say of the processor then; empty for anything.
+        The processor's name in oneDNN then; empty for any.
     wrappers : dict
-        What begins pytest's command line, by words for it; each stands in for the one before where that cannot run.
+        Prefixes of pytest's command line, by name; each is a fallback for the previous one.
     """
 
     part: str
@@ -71,7 +71,7 @@ def _variations(home: str) -> dict[str, Variation]:
                 "with /dev/shm as it is": [],
             },
         ),
-        # In a user namespace where the environment lies in a folder that only root can read.
+        # In a user namespace if the environment is in a folder that only root can read.
         "user": Variation(
             "smoke or rights",
             {},
@@ -85,7 +85,7 @@ def _variations(home: str) -> dict[str, Variation]:
 
 
 def main() -> int:
-    """Run the variations that the command line names, and print which of them ran."""
+    """Run the variations on the command line, and print which of them ran."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="names of variations, with commas between them")
     given, arguments = parser.parse_known_args()
@@ -100,7 +100,7 @@ def main() -> int:
 
 
 def _try(name: str, variation: Variation, arguments: list[str]) -> tuple[int | None, str]:
-    """Exit code of pytest and a line about it; no code where this machine cannot be had."""
+    """Exit code of pytest and a line about it; no code if this machine is not available."""
     reasons = []
     for words, wrapper in variation.wrappers.items():
         why_not = _why_not(wrapper, variation)
@@ -131,7 +131,7 @@ def _try(name: str, variation: Variation, arguments: list[str]) -> tuple[int | N
 
 
 def _why_not(wrapper: list[str], variation: Variation) -> str:
-    """Why a variation cannot run in this wrapper; empty if it is what it claims to be."""
+    """Why a variation cannot run in this wrapper; empty: it can."""
     kernels = variation.env.get("MYKV_KERNELS", "generic")
     command = [*wrapper, sys.executable, "-c", _PROBE.format(kernels=kernels)]
     env = {**os.environ, **variation.env, "DNNL_VERBOSE": "1"}

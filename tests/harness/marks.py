@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 _DEFAULT_TIMEOUT = 60.0  # seconds
-_SETTING = "MYKV_"  # begins the variables that the package reads in init()
+_SETTING = "MYKV_"  # prefix of the variables that the package reads in init()
 _OWN_POOL = "MYKV_TEST_POOL"  # names a pool whose ranks use the core without the package
 
 
@@ -22,7 +22,7 @@ class Ranks:
 
     @property
     def settings(self) -> tuple[tuple[str, str], ...]:
-        """The part of `env` that a running process can take over, since init() reads it."""
+        """The part of `env` that a running process can change, since init() reads it."""
         return tuple(one for one in self.env if self._is_setting(one[0]))
 
     @property
@@ -54,7 +54,7 @@ def _parse(
 
 
 def parametrize_size(metafunc: pytest.Metafunc) -> None:
-    """Make one test of each number of ranks, with the argument ``size``."""
+    """Create one test for each number of ranks, with the argument ``size``."""
     ranks = ranks_of(metafunc.definition)
     if ranks:
         if "size" not in metafunc.fixturenames:

@@ -24,7 +24,7 @@ _START_LIMIT = 60.0  # seconds for all ranks to say hello; a bare Python under m
 _EXIT_LIMIT = 15.0  # seconds for all ranks to leave when asked, MPI_Finalize included
 _GRACE = 5.0  # seconds for the other ranks to finish a test once one rank has failed it
 _DUMP_LIMIT = 1.0  # seconds for a hung rank to hand over its output
-_STACKS_LIMIT = 10.0  # seconds for it to write its stacks, where other processes take the cores
+_STACKS_LIMIT = 10.0  # seconds for it to write its stacks on a busy machine
 _LOG_TAIL = 8000  # characters of mpirun's own output that a failure shows
 _LAST_FRAME = "in <module>\n"
 _FRAMES_OF_PYTEST = ("/_pytest/", "/pluggy/", "harness/rank.py")
@@ -32,18 +32,18 @@ _FRAMES_OF_PYTEST = ("/_pytest/", "/pluggy/", "harness/rank.py")
 
 @dataclasses.dataclass
 class Outcome:
-    """What the ranks of a pool did with one test."""
+    """The outcome of one test in the ranks of a pool."""
 
     reports: dict[int, list[dict]] = dataclasses.field(default_factory=dict)  # rank -> serialized pytest reports
     died: list[int] = dataclasses.field(default_factory=list)  # ranks whose process ended, in that order
     hung: list[int] = dataclasses.field(default_factory=list)  # ranks that did not finish in time
-    output: dict[int, str] = dataclasses.field(default_factory=dict)  # rank -> what a dead or hung rank left
+    output: dict[int, str] = dataclasses.field(default_factory=dict)  # rank -> output of a dead or hung rank
     seconds: float = 0.0
     log: str = ""  # output of mpirun itself
 
     @property
     def broken(self) -> bool:
-        """Whether the ranks can no longer be trusted to be in step."""
+        """Whether the ranks may be out of step."""
         failed = any(report["outcome"] == "failed" for reports in self.reports.values() for report in reports)
         return bool(self.died or self.hung) or failed
 
@@ -93,7 +93,7 @@ class Pool:
         while len(self._connections) < self.size:
             try:
                 connection = listener.accept()
-            except OSError:  # timed out: look whether there is still something to wait for
+            except OSError:  # timed out: check whether to continue waiting
                 code = self._launch.process.poll()
                 if code is not None or time.monotonic() > deadline:
                     state = "did not start in time" if code is None else f"ended with exit code {code}"
@@ -104,7 +104,7 @@ class Pool:
             self._pids[rank] = pid
 
     def run(self, node_id: str, timeout: float) -> Outcome:
-        """Run one test in all ranks and wait, at most `timeout` seconds, for what became of it."""
+        """Run one test in all ranks and wait at most `timeout` seconds for the outcome."""
         outcome = Outcome()
         start = time.monotonic()
         deadline = start + timeout
@@ -146,7 +146,7 @@ class Pool:
         return outcome
 
     def close(self) -> None:
-        """Let the ranks leave in good order; kill what has not left in time."""
+        """Shut down the ranks; kill processes that have not ended in time."""
         for rank in self._connections:
             self._send(rank, ("exit",))
         with contextlib.suppress(Exception):
@@ -163,7 +163,7 @@ class Pool:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _send(self, rank: int, message: tuple) -> None:
-        with contextlib.suppress(OSError):  # a dead rank is noticed where its answer is awaited
+        with contextlib.suppress(OSError):  # a dead rank is noticed while waiting for its answer
             self._connections[rank].send(message)
 
     def _receive(self, rank: int) -> tuple:

@@ -1,4 +1,4 @@
-"""Processes that cannot be lost: every one that a launch starts carries a token, and dies when asked.
+"""Tracks all processes of a launch by a token in their environment, so that they can be ended.
 
 mpirun puts its ranks into process groups of their own and a killed mpirun orphans them, so neither the group nor the
 tree of parents finds them all. The environment does: a token in it is inherited by every descendant, and Linux shows
@@ -54,7 +54,7 @@ class Launch:
         )
 
     def members(self) -> list[int]:
-        """Ids of all living processes of this launch, the first command included."""
+        """Ids of all running processes of this launch, including the first command."""
         return _with_variable(f"{_TOKEN_VARIABLE}={self.token}".encode())
 
     def kill(self) -> None:
@@ -82,7 +82,7 @@ def shared_memory() -> int:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """`os.kill` that does not mind a process that has already ended."""
+    """`os.kill` that ignores ended processes."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 

@@ -1,7 +1,7 @@
 """A rank of a pool: a pytest process that runs the tests the controller names, and sends their reports back.
 
-Started as ``python rank.py DIRECTORY pytest-arguments...``. Test files are collected when their first test is asked
-for, so that a pool imports only what its tests need.
+Started as ``python rank.py DIRECTORY pytest-arguments...``. Test files are collected with their first test, so that a
+pool imports only what its tests need.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from harness.marks import parametrize_size, ranks_of  # noqa: E402
 
 
 class PeerFailure(AssertionError):
-    """An example of a hypothesis test that failed on some rank, raised on all of them."""
+    """Raised on all ranks for an example of a hypothesis test that failed on some rank."""
 
 
 class Controller:
@@ -59,7 +59,7 @@ class Controller:
                 kind, *payload = self._connection.recv()
             except (EOFError, OSError):
                 shutil.rmtree(self._directory, ignore_errors=True)
-                os._exit(1)  # the controller is gone, and with it everyone who could want an answer
+                os._exit(1)  # the controller has ended, and nothing needs an answer
             if kind == "gathered":
                 self._gathered.put(*payload)
             elif kind == "output":
@@ -70,7 +70,7 @@ class Controller:
 
 
 class RankPlugin:
-    """The pytest plugin of a rank: fixtures, and a loop of requests in place of a loop over collected tests."""
+    """The pytest plugin of a rank: fixtures, and a loop of requests instead of a loop over collected tests."""
 
     def __init__(self, controller: Controller, stacks) -> None:
         self._controller = controller
@@ -103,7 +103,7 @@ class RankPlugin:
             kind, *payload = self._controller.requests.get()
             if kind == "exit":
                 return True
-            # MPI_Init installs handlers of its own; take the signals back, they show the Python stack.
+            # MPI_Init installs its own handlers; restore the handlers that show the Python stack.
             faulthandler.disable()
             faulthandler.enable(self._stacks)
             self._controller.send("done", self._run(session, payload[0]))
@@ -194,7 +194,7 @@ def _hypothesis_profile() -> None:
         import hypothesis
     except ImportError:
         return
-    # What depends on one rank's clock or disk would lead the ranks to different examples.
+    # Features that depend on one rank's clock or disk would lead the ranks to different examples.
     hypothesis.settings.register_profile(
         "ranks", deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
     )

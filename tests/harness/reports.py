@@ -8,7 +8,7 @@ from .pool import Outcome
 
 
 class RanksFailure:
-    """What pytest prints for a failed test of several ranks; `parts` are (title, text or a representation)."""
+    """The text of a failed test of several ranks. `parts`: (title, text or a representation)."""
 
     def __init__(self, parts: list[tuple[str, object]], message: str) -> None:
         self.parts = parts
@@ -16,7 +16,7 @@ class RanksFailure:
 
     @property
     def reprcrash(self):
-        """Where pytest looks for the line of its short summary."""
+        """pytest takes the line of its short summary from here."""
         return self
 
     def toterminal(self, writer) -> None:
@@ -32,7 +32,7 @@ class RanksFailure:
 
 
 def merge(item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
-    """Reports of setup, call and teardown as the controller's pytest shall see them."""
+    """Reports of setup, call and teardown for the controller's pytest."""
     from_dict = item.config.hook.pytest_report_from_serializable
     of_rank = {
         rank: [from_dict(config=item.config, data=data) for data in reports]
@@ -44,7 +44,7 @@ def merge(item: pytest.Item, outcome: Outcome) -> list[pytest.TestReport]:
     for phase in ("setup", "call", "teardown"):
         reports = {rank: report for rank, all_ in of_rank.items() for report in all_ if report.when == phase}
         if phase == "call" and merged and merged[0].failed:
-            continue  # only the ranks whose setup went well have come so far
+            continue  # only ranks whose setup succeeded have this phase
         if reports:
             merged.append(_phase(reports, len(of_rank)))
     return merged

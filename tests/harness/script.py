@@ -21,7 +21,7 @@ _STACKS = str(Path(__file__).with_name("stacks"))  # holds a sitecustomize.py th
 
 @dataclasses.dataclass
 class Result:
-    """A finished mpirun: exit code (negative: ended by that signal), its outputs, and how long it took in seconds."""
+    """A finished mpirun: exit code (negative: ended by that signal), its outputs, and its duration in seconds."""
 
     code: int
     stdout: str
@@ -50,11 +50,11 @@ class Running:
         return self._launch.members()
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to mpirun alone, as Ctrl-C in a shell does first of all."""
+        """Send a signal only to mpirun, as Ctrl-C in a shell does first."""
         send_signal(self.pid, number)
 
     def read(self) -> tuple[str, str]:
-        """What was written so far to stdout and to stderr."""
+        """The output so far on stdout and stderr."""
         texts = []
         for file in (self._out, self._err):
             texts.append(Path(file.name).read_text(errors="replace"))
@@ -91,14 +91,14 @@ class Running:
         self._launch.kill()
 
     def close(self) -> None:
-        """Kill what is left and close the files."""
+        """Kill remaining processes and close the files."""
         self.kill()
         self._out.close()
         self._err.close()
 
 
 class MpiRun:
-    """Runs scripts under mpirun and sees to it that nothing of them outlives the test."""
+    """Runs scripts under mpirun, and ends their processes with the test."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

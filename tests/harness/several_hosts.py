@@ -1,7 +1,7 @@
-"""Several hosts for tests: network namespaces where there can be any, otherwise ranks that act as if they were.
+"""Several hosts for tests: network namespaces if available, otherwise ranks that act as separate hosts.
 
 The namespaces are those of the benchmarks. Their file is loaded by its path: with the repository's root on sys.path,
-tests would find the source tree in the place of the installed package.
+tests would find the source tree instead of the installed package.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _NETWORK = Path(__file__).parents[2] / "benchmarks" / "network.py"
 
 
 class Hosts:
-    """As many hosts as are asked for, up inside the ``with`` block."""
+    """Hosts that are up inside the ``with`` block."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._exit = contextlib.ExitStack()
-        self.network = None  # benchmarks.network.Network, where there are real ones
-        self.why_virtual = ""  # why there are none
+        self.network = None  # benchmarks.network.Network, if there are namespaces
+        self.why_virtual = ""  # why there are no namespaces
 
     def __enter__(self) -> Hosts:
         if not launcher.is_open_mpi():
@@ -48,18 +48,18 @@ class Hosts:
         self._exit.close()
 
     def require_network(self) -> None:
-        """Skip a test that means nothing without a network."""
+        """Skip a test that needs a network."""
         if self.network is None:
             pytest.skip(self.why_virtual)
 
     def start(
         self, mpirun: MpiRun, per_host: Sequence[int], script, *arguments: str, by_node=False, env=None, options=()
     ) -> Running:
-        """Start a script with so many ranks on each host; `by_node` deals them out to the hosts one by one.
+        """Start a script with this number of ranks on each host; `by_node` distributes them round-robin.
 
-        `options` are more ones of mpirun.
+        `options`: further options of mpirun.
 
-        Skips the test where virtual hosts cannot be divided like that.
+        Skips the test if virtual hosts cannot be divided like that.
         """
         ranks = sum(per_host)
         if self.network is None:
@@ -80,7 +80,7 @@ class Hosts:
 
 
 def _virtual(ranks: int, hosts: int) -> list[int]:
-    """How many ranks each virtual host gets."""
+    """The number of ranks on each virtual host."""
     places = [rank * hosts // ranks for rank in range(ranks)]
     return [places.count(host) for host in range(hosts)]
 

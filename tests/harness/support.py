@@ -1,4 +1,4 @@
-"""Arrays, networks and data as both releases of MXNet have them, for the tests that import MXNet."""
+"""Arrays, networks and data for both releases of MXNet, for tests that import MXNet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MXNetError = mx.MXNetError
 
 
 def array(values, kind: str | None = None, ctx=None):
-    """An MXNet array with these values and their dtype; `kind` is "nd", "np" or what this release's blocks take."""
+    """An MXNet array with these values and their dtype; `kind`: "nd", "np" or the type of this release's blocks."""
     values = np.asarray(values)
     module = mx.np if (kind or ("np" if IS_2 else "nd")) == "np" else mx.nd
     place = {("device" if IS_2 and module is mx.np else "ctx"): ctx} if ctx is not None else {}
@@ -43,19 +43,19 @@ def total(size: int, shape, dtype="float32") -> np.ndarray:
 
 
 def value(array) -> np.ndarray:
-    """The values of an MXNet array, also of one without elements; waits for them, and raises what they carry."""
+    """The values of an MXNet array, possibly empty; waits for them, and raises their error."""
     with mx.util.np_shape(True):
         return array.asnumpy()
 
 
 def fail(array) -> None:
-    """Let `array` carry an MXNet error, as the result of an operator that failed in the engine does."""
+    """Make `array` carry an MXNet error, like the result of a failed operator."""
     mx.nd.random.normal(0, -1, array.shape, out=array.as_nd_ndarray())
 
 
 @functools.lru_cache(maxsize=None)
 def why_no_layers_in_bfloat16() -> str:
-    """Why MXNet cannot compute layers in bfloat16 here, for a test that skips then; empty where it can."""
+    """Why MXNet cannot compute layers in bfloat16 here, for skipping a test; empty: it can."""
     x = mx.nd.amp_cast(mx.nd.ones((2, 3)), dtype=BFLOAT16)
     try:
         mx.nd.FullyConnected(x, x, num_hidden=2, no_bias=True).wait_to_read()
@@ -120,7 +120,7 @@ def layers_named_after_others(others: int):
 
 
 def fill(net, seed: int) -> None:
-    """Give the parameters, in the order of their structure, values drawn by numpy from `seed`."""
+    """Set the parameters, in the order of their structure, to values drawn by numpy from `seed`."""
     rng = np.random.RandomState(seed)
     for _, parameter in structure(net).items():
         parameter.set_data(array(rng.uniform(-0.5, 0.5, parameter.shape).astype(parameter.dtype)))
@@ -138,8 +138,8 @@ def name_scope(block):
 def clear_errors() -> None:
     """Wait for all operations and forget their errors.
 
-    An error that was not read stays in arrays and in MXNet's temporary workspaces, from where it reaches the results of
-    operators that have nothing to do with it; waitall() raises and removes all of them.
+    An error that was not read stays in arrays and in MXNet's temporary workspaces, from where it reaches results of
+    unrelated operators; waitall() raises and removes all of them.
     """
     with contextlib.suppress(MXNetError):
         mx.nd.waitall()

@@ -1,7 +1,7 @@
-"""Several processes of pytest side by side (pytest-xdist), and tests that none of them disturbs.
+"""Several processes of pytest at the same time (pytest-xdist), and tests that run undisturbed.
 
-A test marked ``alone`` begins when no worker runs a test, and no worker begins a test before it has ended. Workers tell
-each other by locks on two files. Without pytest-xdist there is nothing to wait for.
+A test marked ``alone`` begins when no worker runs a test, and no worker begins a test before it has ended. Workers
+coordinate through locks on two files. Without pytest-xdist nothing waits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Iterator
 
 import pytest
 
-_INPUT = "harness-turns"  # name of the folder in what pytest-xdist gives to its workers
+_INPUT = "harness-turns"  # key of the folder in pytest-xdist's input for workers
 
 
 class Turns:
@@ -46,7 +46,7 @@ class Turns:
 
     @contextlib.contextmanager
     def _turn(self, is_alone: bool) -> Iterator[None]:
-        # A test that waits for the room keeps the gate shut, so no other test overtakes it.
+        # A waiting test holds the gate's lock, so no other test overtakes it.
         with (self._folder / "room").open("w") as room:
             with (self._folder / "gate").open("w") as gate:
                 fcntl.flock(gate, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""The beginning of a script that uses the folder `world` of the package without MXNet, whose import takes seconds."""
+"""The first lines of scripts that use the package's folder `world` without MXNet, whose import takes seconds."""
 
 HEAD = """
 import importlib.util, logging, os, signal, subprocess, sys, threading, time, types

@@ -1,4 +1,4 @@
-"""What tests of operations on GPUs have in common: a rank's arrays, and their values in numpy. No MXNet."""
+"""Common code of tests of operations on GPUs: a rank's arrays, and their values in numpy. No MXNet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMIT = 20.0  # seconds for an operation
 
 
 class Gpus:
-    """This rank's GPUs and the core, for one test: arrays, operations on them, and what they gave."""
+    """This rank's GPUs and the core, for one test: arrays, operations on them, and results."""
 
     def __init__(self, core, rank: int, size: int, gather):
         self.core, self.rank, self.size, self.gather = core, rank, size, gather

@@ -1,8 +1,8 @@
 """Machines without a GPU: stand-ins for libcudart, libnccl and libmxnet (tests/standin), and device memory for tests.
 
-The stand-ins have CUDA's and NCCL's names, prototypes and semantics, and are made to be less orderly than a real GPU
-where both may be: streams overtake each other, device memory cannot be touched by host code, an operation of NCCL's
-holds its device until all ranks have come. tests/standin/standin.h and nccl.h tell what they offer beside.
+The stand-ins have CUDA's and NCCL's names, prototypes and semantics, and are deliberately less orderly than a real GPU
+wherever both are allowed: streams overtake each other, device memory cannot be touched by host code, an operation of
+NCCL's holds its device until all ranks have come. tests/standin/standin.h and nccl.h have their additional functions.
 
 =========================== ==========================================================================================
 STANDIN_DEVICES             GPUs of the machine (2); CUDA_VISIBLE_DEVICES chooses among them
@@ -112,7 +112,7 @@ def start_core(request, **options):
 
 
 class CudaError(RuntimeError):
-    """A function of CUDA's gave something else than cudaSuccess."""
+    """A CUDA function did not return cudaSuccess."""
 
     def __init__(self, code: int, text: str):
         super().__init__(text)
@@ -148,7 +148,7 @@ class Cuda:
         return call
 
     def code(self, name: str, *arguments) -> int:
-        """What a function returns, for those that are expected to fail."""
+        """The result of a function that is expected to fail."""
         return getattr(self.library, name)(*(_plain(argument) for argument in arguments))
 
     def device(self) -> int:
@@ -168,12 +168,12 @@ class Cuda:
         return made
 
     def violations(self) -> list[str]:
-        """What was done in this process that a real machine would punish."""
+        """Misuses in this process that would fail on a real machine."""
         return [self.standin_violation(index).decode() for index in range(self.standin_violations())]
 
 
 class NcclError(RuntimeError):
-    """A function of NCCL's gave neither ncclSuccess nor ncclInProgress."""
+    """An NCCL function returned neither ncclSuccess nor ncclInProgress."""
 
     def __init__(self, code: int, text: str):
         super().__init__(text)
@@ -245,7 +245,7 @@ class Nccl:
         return made
 
     def async_error(self, comm) -> int:
-        """What ncclCommGetAsyncError tells."""
+        """The result of ncclCommGetAsyncError."""
         code = ctypes.c_int(-1)
         self.ncclCommGetAsyncError(comm, ctypes.byref(code))
         return code.value
@@ -288,7 +288,7 @@ class DeviceArray:
         return values
 
     def free(self) -> None:
-        """Give the memory back; not done when the object goes, since streams may still use it."""
+        """Free the memory. Not done by the destructor, since streams may still use it."""
         with self._current():
             self.cuda.cudaFree(self.pointer)
         self.pointer = None
@@ -298,7 +298,7 @@ class DeviceArray:
 
 
 class _Current:
-    """Make a device the current one of this thread for a while."""
+    """Context manager that makes a device this thread's current one."""
 
     def __init__(self, cuda: Cuda, device: int):
         self.cuda, self.device = cuda, device
@@ -354,7 +354,7 @@ class Mxnet:
         return text.value.decode()
 
     def spoil(self, array: int, text: str) -> None:
-        """Give an array the error of an operation before."""
+        """Set an array's error as from an earlier operation."""
         self.library.standin_mx_spoil(ctypes.c_void_p(array), text.encode())
 
     def fail_to_push(self, how: int) -> None:

@@ -1,4 +1,4 @@
-"""Imports MXNet without scipy and scikit-learn, which it takes where they are, and which cost a quarter of the import.
+"""Imports MXNet without the optional scipy and scikit-learn, which take a quarter of the import time.
 
 MXNet requires neither. A script that imports them itself gets them.
 """
