@@ -23,7 +23,7 @@ COMPRESSION = {"none": 1.0, "fp16": 1 / 2, "bf16": 1 / 2, "2bit": 1 / 16}
 IN_MEMORY = 42.4e-12
 # Memory of mykv on a host beyond the gradients: 30 to 48 MB, as much for ResNet-50 as for BERT-base.
 OWN_MEMORY = 40e6
-# Share of a core of a rank that waits for another host.
+# A waiting rank's share of a core, with several hosts.
 WAITING = 0.0146
 # The largest errors of this model against the two pages, as tests/project/test_estimate.py holds them.
 ERRORS = {

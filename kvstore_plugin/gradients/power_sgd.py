@@ -323,7 +323,7 @@ class PowerSGD:
         """Load a state that save_states() has written on the worker with this rank; used from the next step on.
 
         The next step raises a ValueError if the file has no state of a gradient, or a state of another shape: the file
-        is of another network or of another `rank`. States of gradients that are not there are left out, with a warning.
+        is of another network or of another `rank`. States of missing gradients are ignored with a warning.
 
         Raises
         ------

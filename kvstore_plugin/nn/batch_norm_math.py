@@ -20,7 +20,7 @@ class Moments(NamedTuple):
 
     mean: np.ndarray
     variance: np.ndarray  # biased
-    count: float  # elements for each channel
+    count: float  # elements per channel
 
 
 def sums(data: np.ndarray) -> np.ndarray:
@@ -33,7 +33,7 @@ def sums(data: np.ndarray) -> np.ndarray:
     Returns
     -------
     ndarray of float64, shape (2 * channels + 1,)
-        Sums of the elements, sums of their squares, and the number of elements for each channel. The sums of squares
+        Sums of the elements, sums of their squares, and the number of elements per channel. The sums of squares
         are computed from deviations from the mean of these data, so that a variance that is small compared with
         the mean loses precision only in float64.
     """
@@ -121,7 +121,7 @@ def data_gradient(
         As for `gradient_sums`.
     gamma : ndarray, shape (channels,)
     means : ndarray of float64, shape (2, channels)
-        The `gradient_sums` of the whole batch divided by the number of its elements for each channel; zeros if the mean
+        The `gradient_sums` of the whole batch divided by the number of its elements per channel; zeros if the mean
         and variance did not come from the batch.
     out : ndarray, shape (outer, channels, inner)
     """

@@ -14,7 +14,7 @@ from .targets import TARGETS
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the targets that the command line names, and return an exit status."""
+    """Run the targets on the command line, and return an exit status."""
     parser = argparse.ArgumentParser(prog="torture", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="for all targets together")
     parser.add_argument("--only", default=",".join(TARGETS), help="names of targets, with commas between them")

@@ -1,4 +1,4 @@
-"""Target: trainings in which one worker does what concerns itself alone end with the bits of the undisturbed run."""
+"""Target: trainings in which one worker does other local work end with the same bits as without it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _JOBS = [
     ("torture.program_asymmetric", 2, 1, 524288, 100),
     ("torture.program_asymmetric", 3, 1, 524288, 100),
 ]
-_STALL_ABORT_S = 150  # a rank may be busy with a child that long, on a machine that does other work too
+_STALL_ABORT_S = 150  # a rank may wait this long for a child on a busy machine
 
 
 def run(budget: Budget, jobs: list[tuple] = _JOBS) -> Tally:

@@ -1,7 +1,7 @@
-"""A training drawn from pieces: the same code trains on all workers, or in one process of plain gluon.Trainer.
+"""A training drawn from pieces: the same code trains on all workers, or in one process with plain gluon.Trainer.
 
-A piece is a method ``do_NAME(draw)``. It decides by its draw and by what the program has done so far, which is the
-same on all workers and in one process.
+A piece is a method ``do_NAME(draw)``. It depends on its draw and on the program's earlier pieces, which are the same on
+all workers and in one process.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .pieces import Net, Values, loss_of, parameters
 
 from mxnet import autograd, gluon  # isort: skip
 
-_LATE_S = 200.0  # how much later a worker may come to the end of a program than the others
+_LATE_S = 200.0  # how much later a worker may reach the end of a program than the others
 _TOLERANCE = {"float32": 2e-4, "float64": 2e-6}  # scalars of operators are float32
 FORMS = ["own", "own on the store", "stock", "stock on the store"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What all workers do."""
+    """The program of all workers."""
 
     seed: int
     form: str
@@ -49,7 +49,7 @@ class Program:
 
     @property
     def is_own(self) -> bool:
-        """Whether it has DistributedTrainers, and not gluon's."""
+        """Whether it has DistributedTrainers, not gluon's."""
         return self.form.startswith("own")
 
     @property
@@ -63,7 +63,7 @@ class Program:
 
 
 def sequence(chance: random.Random, weights: dict[str, float], least: int, most: int) -> tuple[tuple[str, int], ...]:
-    """Pieces by their weights, in which at least one step comes last."""
+    """Weighted random pieces, the last of which is a step."""
     names = [pieces.weighted(chance, weights) for _ in range(chance.randint(least, most))] + ["step"]
     return tuple((name, chance.randrange(2**30)) for name in names)
 
@@ -75,7 +75,7 @@ class Course:
     ----------
     program : Program
     is_alone : bool
-        One process with plain gluon.Trainer takes the whole batch, instead of this worker its share.
+        One process with plain gluon.Trainer takes the whole batch, instead of a worker's share.
     is_hybrid : bool, optional
         False: networks are never hybridized.
 
@@ -110,20 +110,20 @@ class Course:
         return [(name, {key: one.asnumpy() for key, one in values.items()}) for name, values in self.trace]
 
     def disturb(self, where: str) -> None:
-        """What a worker does here that concerns itself alone."""
+        """Hook for a worker's other local work."""
 
     def done(self) -> str:
-        """What `disturb` has done, for messages."""
+        """The last action of `disturb`, for messages."""
         return ""
 
     def _note(self, name: str) -> None:
         known = {key: one for key, one in structure(self.net).items() if one._data is not None}
         self.trace.append((name, {key: one.data(self.device).copy() for key, one in known.items()}))
 
-    # What pieces are made of.
+    # Building blocks of pieces.
 
     def new_net(self, seed: int) -> Any:
-        """A network with its first values."""
+        """A network with its initial values."""
         norms = {"batch": lambda: gluon.nn.BatchNorm(in_channels=5), "sync": lambda: mykv.SyncBatchNorm(in_channels=5)}
         net = Net(self.dtype, self.program.is_deferred, norms.get(self.program.norm))
         self._initialize(net, seed)
@@ -142,7 +142,7 @@ class Course:
         """A trainer for Parameters, or for all of the network."""
         program = self.program
         optimizer = optimizer or pieces.optimizer(program.optimizer, program.schedule)
-        optimizer.rescale_grad = 1.0  # which a trainer multiplies by, and an earlier one has set
+        optimizer.rescale_grad = 1.0  # a factor of trainers, which an earlier trainer may have set
         everything = parameters(self.net)
         given = params if params is not None else everything
         named = given if program.takes_list or params is not None else self.net.collect_params()
@@ -155,7 +155,7 @@ class Course:
         return gluon.Trainer(named, optimizer, kvstore="mykv", update_on_kvstore=program.is_on_store), given
 
     def make_trainer(self, params: list | None = None, optimizer: Any = None) -> None:
-        """Let one new trainer take the place of all."""
+        """Replace all trainers by a new one."""
         self.trainers = [self.new_trainer(params, optimizer)]
         self.optimizer = self.trainers[0][0].optimizer
 
@@ -171,12 +171,12 @@ class Course:
 
     @property
     def batch(self) -> float:
-        """The number of rows that a step is told."""
+        """The batch size for a step."""
         return pieces.ROWS // self.size if self.program.is_own else pieces.ROWS
 
     @property
     def sums(self) -> float:
-        """How many times larger a sum of all gradients is than what allreduce_grads() gives here."""
+        """The ratio of the sum of all gradients to the result of allreduce_grads()."""
         is_mean = self.program.is_own and self.program.option("gradients_after_allreduce") != "sum"
         return self.size if is_mean else 1
 
@@ -186,7 +186,7 @@ class Course:
         return [one.grad(self.device) for one in given if one.grad_req != "null"]
 
     def hold(self) -> None:
-        """Keep a list of the gradient arrays, as programs do that clip through it."""
+        """Keep a list of the gradient arrays, like programs that clip through it."""
         if all(one._data is not None for one in parameters(self.net)):
             self.held = self.gradients()
 
@@ -209,7 +209,7 @@ class Course:
         self.forget()
 
     def update(self, change: Callable[[list], None] | None = None, draw: random.Random | None = None) -> None:
-        """A step of allreduce_grads() and update(), with something done to the gradients between them."""
+        """A step of allreduce_grads() and update(), with a change of the gradients between them."""
         trainer, given = draw.choice(self.trainers) if draw else self.trainers[0]
         trainer.allreduce_grads()
         gradients = self.gradients(given)
@@ -223,7 +223,7 @@ class Course:
         self.forget()
 
     def forget(self) -> None:
-        """Begin new sums where gradients are added."""
+        """Reset accumulated gradients."""
         self.zero([one for one in parameters(self.net) if one.grad_req == "add"])
 
     def zero(self, params: list) -> None:
@@ -245,7 +245,7 @@ class Course:
             net.collect_params().reset_ctx(self.device)
 
     def folder(self) -> Path:
-        """A new folder that all workers know."""
+        """A new folder, shared by all workers."""
         self._files += 1
         own = f"alone{mykv.rank()}" if self.is_alone else "all"
         folder = Path(tempfile.gettempdir()) / f"{own}-{self.program.seed}-{self._files}"
@@ -259,7 +259,7 @@ class Course:
 
 
 def difference(program: Program, got: list, right: list) -> str:
-    """Where a run first differs from the right one; empty if nowhere."""
+    """The first difference of a run from the reference; empty if there is no difference."""
     tolerance = _TOLERANCE[program.dtype]
     for number, ((name, ours), (_, theirs)) in enumerate(zip(got, right)):
         if set(ours) != set(theirs):
@@ -272,9 +272,9 @@ def difference(program: Program, got: list, right: list) -> str:
 
 
 def together(course: Course) -> tuple[list, str]:
-    """Run a course on all workers; returns its trace, and what was wrong if it failed on all workers.
+    """Run a course on all workers; returns its trace, and the error if it failed on all workers.
 
-    Where it fails on some workers alone, or by a wait, they are not at the same place any more, and the job ends.
+    If it fails on only some workers, or in a wait, they are out of step, and the job ends.
     """
     trace, error = [], ""
     try:

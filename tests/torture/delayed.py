@@ -1,4 +1,4 @@
-"""A rank that trains the same network several times, each time with other delays: ``delayed MODE RUNS STEPS SLEEP_S``.
+"""A rank that trains the same network several times, with different delays: ``delayed MODE RUNS STEPS SLEEP_S``.
 
 Prints the digest of the weights after each run, which must be the same for all runs and ranks.
 """

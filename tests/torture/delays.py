@@ -1,6 +1,6 @@
 """Target: results do not depend on timing. The same training, 20 times with the same seed, ends with the same bits,
 whatever delays are planted between its phases on each rank, while from outside ranks are stopped for moments, bound to
-other cores and given other priorities. What is trained is told in training.py: each in a case or two.
+other cores and given other priorities. The trainings are in training.py, each in a case or two.
 """
 
 from __future__ import annotations

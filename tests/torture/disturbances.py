@@ -1,4 +1,4 @@
-"""What one worker does that concerns itself alone, while all train: it reaches no collective operation."""
+"""Local work of one worker while all train: it involves no collective operation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MODULES = ["sqlite3", "xml.dom.minidom", "decimal", "asyncio", "email.mime.text
 
 
 class Disturbance:
-    """What this worker does besides a course.
+    """This worker's work besides a course.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Disturbance:
         self._join()
 
     def __call__(self, where: str) -> None:
-        """Do something, or nothing."""
+        """Do a random action, or nothing."""
         while self._chance.random() < self._often:
             name = self._chance.choice(self._acts)
             self._where = where
@@ -87,11 +87,11 @@ class Disturbance:
         _kept.append((list(course.trainers), course.net, list(course.held), course.optimizer))
 
     def do_forget(self) -> None:
-        """Drop what was kept."""
+        """Drop the kept objects."""
         _kept.clear()
 
     def do_backward(self) -> None:
-        """Compute the gradient of something else."""
+        """Compute an unrelated gradient."""
         x = array(np.arange(3, dtype="float32"))
         x.attach_grad()
         with autograd.record():
@@ -121,16 +121,16 @@ class Disturbance:
 
     def do_evaluate(self) -> None:
         """Evaluate the network."""
-        # A static graph whose parameters were made anew has wrong gradients behind it, also in one process.
+        # A static graph whose parameters were recreated computes wrong gradients, even in one process.
         if self._is_ready() and not (self._where == "trainer" and self._course.program.hybrid == "static"):
             data = array(pieces.numbers(1, 4, self._course.dtype), ctx=self._course.device)
             self._course.net(data).asnumpy()
 
     def do_copy(self) -> None:
-        """Copy the network, as one that was the best so far."""
+        """Copy the network, like a program that keeps the best one."""
         if self._is_ready():
             other = pieces.copied(self._course.net)
-            # MXNet copies values to cpu(0), and the name of the device as it is.
+            # MXNet copies values to cpu(0), but keeps the device's name.
             if other is not None and self._course.device == mx.cpu(0) and self._chance.random() < 0.5:
                 data = array(pieces.numbers(1, 4, self._course.dtype), ctx=self._course.device)
                 other(data).asnumpy()
@@ -138,7 +138,7 @@ class Disturbance:
                 _kept.append(other)
 
     def do_save(self) -> None:
-        """Write files of its own."""
+        """Write local files."""
         if self._is_ready():
             file = Path(tempfile.gettempdir()) / f"own{mykv.rank()}"
             self._course.net.save_parameters(str(file))
@@ -147,7 +147,7 @@ class Disturbance:
                 trainer.save_states(str(file))
 
     def do_read(self) -> None:
-        """Look at what is there."""
+        """Read attributes."""
         course = self._course
         for one in parameters(course.net) if self._is_ready() else []:
             one.data(course.device).asnumpy()
@@ -158,9 +158,9 @@ class Disturbance:
             mx.nd.waitall()
 
     def do_wrong_constructor(self) -> None:
-        """Make an object with a wrong argument, and catch the error."""
-        # No DistributedTrainer: all workers make it together, so the next call of the others is told of a failure.
-        # No store: all workers make the same stores, also where its constructor fails.
+        """Create an object with a wrong argument, and catch the error."""
+        # Not a DistributedTrainer: all workers create it together, so a failure fails the others' next call. Not a
+        # store: all workers must create the same stores, even if a constructor fails.
         net = Net("float32", False)
         net.initialize()
         wrong = [
@@ -177,7 +177,7 @@ class Disturbance:
         raise AssertionError("a wrong argument was taken")
 
     def do_error(self) -> None:
-        """Make an error of MXNet's, and catch it."""
+        """Cause an MXNet error, and catch it."""
         with contextlib.suppress(mx.MXNetError, ValueError, TypeError):
             if self._chance.random() < 0.5:
                 mx.nd.dot(mx.nd.ones((2, 3)), mx.nd.ones((2, 3))).asnumpy()
@@ -208,7 +208,7 @@ class Disturbance:
             raise RuntimeError(f"the child ended with {process.exitcode}")
 
     def do_thread(self) -> None:
-        """Let a thread do something for a while."""
+        """Run a thread for a while."""
         end = time.monotonic() + self._chance.uniform(0, 0.1)
 
         def work() -> None:
@@ -221,15 +221,15 @@ class Disturbance:
         self._threads[-1].start()
 
     def do_sleep(self) -> None:
-        """Be late."""
+        """Sleep."""
         time.sleep(self._chance.random() ** 3 * 0.1)
 
     def do_import(self) -> None:
-        """Load a module."""
+        """Import a module."""
         importlib.import_module(self._chance.choice(_MODULES))
 
     def do_layers(self) -> None:
-        """Make layers, whose names MXNet 1.9 counts."""
+        """Create layers, whose names MXNet 1.9 numbers."""
         for _ in range(self._chance.choice([1, 9])):
             nn.Dense(1)
 

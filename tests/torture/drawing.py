@@ -1,4 +1,4 @@
-"""Random operations on numpy arrays and what must come out of them; the same on all ranks, which share the seed."""
+"""Random operations on numpy arrays and their expected results; the same on all ranks, which share the seed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What one rank does otherwise than the others with one operation of a program."""
+    """A rank's deviation from the others in one operation of a program."""
 
     number: int  # of the operation
     victim: int  # within the operation's group
@@ -51,7 +51,7 @@ class Fault:
     changed: Operation
 
     def texts(self, operation: Operation, label: int) -> list[str]:
-        """What the errors of all ranks must hold; `label` is what messages call the victim."""
+        """Text that the errors of all ranks must contain. `label`: the victim in messages."""
         if self.what == "refused":
             return [operation.name, f"refused by rank {label}: planted"]
         if self.what == "late":
@@ -66,7 +66,7 @@ class Fault:
 
 
 def shown(operation: Operation, what: str) -> list[str]:
-    """How a sentence about disagreement shows one field of an operation."""
+    """One field of an operation, as shown in an error about a mismatch."""
     if what == "shape":
         comma = "," if len(operation.shape) == 1 else ""
         return [f"({', '.join(map(str, operation.shape))}{comma})"]
@@ -88,7 +88,7 @@ def program(seed: int, sizes: list[int], hosts: int, late: float) -> tuple[list[
     hosts : int
         Where it is 1, operations are not compressed.
     late : float
-        Share of the faults in which a rank does not come until the others have given up.
+        Share of the faults in which a rank does not arrive until the others have given up.
     """
     chance = random.Random(seed)
     operations: list[Operation] = []
@@ -156,7 +156,7 @@ def _fault(chance: random.Random, operations: list[Operation], sizes: list[int],
 
 
 def values(operation: Operation, rank: int, device: int = 0) -> np.ndarray:
-    """What a rank of the group brings: small whole numbers, so that every sum and product is exact in every dtype."""
+    """A rank's input: small whole numbers, so that every sum and product is exact in every dtype."""
     numbers = (np.arange(operation.count) * 5 + rank * 3 + operation.number + device) % 4
     return numbers.reshape(operation.shape).astype(operation.dtype)
 

@@ -1,11 +1,11 @@
 """Target: workers of an elastic job are killed one after another, at random moments of the training and while the
-others begin again after the one before: with -9, or with a segmentation fault. The others notice, go on from one state,
-and end with the weights of a training in one process that takes the same steps: none is missing, counts twice, or was
-applied by half.
+others begin again after the one before: with -9, or with a segmentation fault. The others notice, continue from one
+state, and end with the weights of a training in one process with the same steps: no step is missing, counted twice or
+half applied.
 
-The workers are those of tests/programs/elastic_digits.py, and harness/elastic_outcome.py says what they must show.
-Where the optimizer is on the store, a worker may die with the one that has its copy before the others are together:
-then the job must end, with the sentence that says so.
+The workers are those of tests/programs/elastic_digits.py, and harness/elastic_outcome.py checks their output. With the
+optimizer on the store, a worker may die together with the keeper of its copy before the others have recovered: then the
+job must end with that message.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .tally import Budget, Tally
 _START_S = 90.0
 _END_S = 120.0  # from the last kill: the rest of the training, and the same in one process
 _EPOCHS = 4  # of 29 steps or more
-_LAST_STEP = 70  # at which somebody is killed
+_LAST_STEP = 70  # steps with a kill
 _GONE_S = 3.0
-_MOST_LATE = 5  # jobs that a busy machine cannot start in that time; more are a failure
-_SOON_S = 0.3  # in which the others begin again
+_MOST_LATE = 5  # allowed jobs that a busy machine cannot start in that time
+_SOON_S = 0.3  # time of a recovery
 _TOGETHER_S = 10.0
 _CRASHES = 0.4  # of the deaths
 # Workers, hosts, whether the optimizer is on the store, steps from commit to commit.
@@ -79,7 +79,7 @@ def _start(ranks: int, hosts: int, sharded: bool, every: int) -> Job:
 
 
 def _all_train(job: Job, seconds: float, size: int) -> bool:
-    """Whether so many train together within that time."""
+    """Whether this number of workers train together within that time."""
     deadline = time.monotonic() + seconds
     while len(re.findall(rf"^trains \d+ {size}$", job.text(), re.MULTILINE)) < size:
         if time.monotonic() > deadline or job.ended():
@@ -89,7 +89,7 @@ def _all_train(job: Job, seconds: float, size: int) -> bool:
 
 
 def _kill_some(job: Job, chance: random.Random) -> tuple[dict[int, float], int]:
-    """Kill all but one worker, or fewer; returns when each died, and how many before the others were together again."""
+    """Kill all but one worker, or fewer; returns the times of death, and the number of deaths during recoveries."""
     died: dict[int, float] = {}
     quick = 0
     victims = chance.sample(range(job.ranks), chance.randint(1, job.ranks - 1))

@@ -1,7 +1,7 @@
 """Target: a worker ends in one of many ways in one of many phases of its script, under mpirun or mykvrun.
 
-The job ends within 15 s, its status says that it failed, and its output names the worker. Some ends are none: an
-exception in an exit handler is printed, and Python goes on with its end.
+The job ends within 15 s with a failure status, and its output names the worker. Some are not failures: an exception in
+an exit handler is printed, and Python continues its exit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _START_S = 120.0
 _MOST_RANKS, _MOST_HOSTS = 4, 3
 _PART_WITH_MXNET = 0.1  # of the jobs; the others do not import it, which takes seconds
 _AT_ONCE = 4
-# In an exit handler Python prints these and goes on with its end.
+# In an exit handler Python prints these and continues its exit.
 _NO_END_AT_EXIT = {
     "exception",
     "out of memory",
@@ -40,7 +40,7 @@ _NO_END_AT_EXIT = {
 
 
 class Case(NamedTuple):
-    """One job, and how a worker of it ends."""
+    """One job, and the way in which one of its workers ends."""
 
     kind: str
     phase: str
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
 
 def drawn(seed: int) -> Case:
-    """The case with a number: in a row all kinds come in all phases."""
+    """The case with a number: consecutive numbers cover all kinds in all phases."""
     chance = random.Random(seed)
     both = [(kind, phase) for kind in KINDS for phase in PHASES]
     random.Random(seed // len(both)).shuffle(both)
@@ -91,7 +91,7 @@ def run(budget: Budget, cases: list[Case] | None = None, at_once: int = _AT_ONCE
 
 
 def _problem(case: Case) -> tuple[str | None, float]:
-    """What was wrong with a job, and how long it took to end."""
+    """The error of a job, and its time to end."""
 
     def by_mykvrun(program: list[str]) -> list[str]:
         return [sys.executable, "-m", "mykvrun", "-n", str(case.ranks), *program]

@@ -1,7 +1,7 @@
-"""Target: every parser of what comes from outside the process, under the fuzzers of tests/fuzz, as `make fuzz` does it.
+"""Target: every parser of external input, under the fuzzers of tests/fuzz, like `make fuzz`.
 
-Each input counts as one try, and each parser that does not bear one as a failure; its input stays in build/fuzz. The
-core's parsers need clang, those in Python atheris: what is missing is noted.
+Each input counts as one try, and each crashing parser as a failure; its input stays in build/fuzz. The core's parsers
+need clang, those in Python atheris; missing tools are reported.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from . import drawing
 from .drawing import Operation
 
 _LARGE = [(20000,), (100000,), (300000,), (1500000,)]
-_SCRIPTED = 50  # one program in so many is no random one
-# What a rank can do or meet, with words of the error.
+_SCRIPTED = 50  # one of this many programs is a fixed one
+# Events of a rank, with words of the resulting error.
 CAUSES = {
     "leaves": "it leaves as planted",
     "raises": "it ends with ValueError: planted",
@@ -22,7 +22,7 @@ CAUSES = {
 
 @dataclasses.dataclass(frozen=True)
 class Happening:
-    """What one rank does, or what is done to it, before it starts its operation number `at`, or after all."""
+    """An event of one rank, before it starts its operation number `at`, or after all operations."""
 
     what: str  # a key of CAUSES, "stopped" or "stopped with the table locked"
     rank: int
@@ -33,7 +33,7 @@ class Happening:
 
     @property
     def stops(self) -> bool:
-        """Whether the rank goes on afterwards."""
+        """Whether the rank continues afterwards."""
         return self.what not in CAUSES
 
 
@@ -60,7 +60,7 @@ def program(seed: int, size: int, hosts: int) -> tuple[list[Operation], list[Hap
 
 
 def _script(number: int, size: int, hosts: int) -> tuple[list[Operation], list[Happening]]:
-    """What once let ranks wait without an end, or was like it."""
+    """Programs that once made ranks wait forever, and similar ones."""
     last = size - size // hosts  # a rank of another host than rank 0, mostly the first one of it
     if number % 3 == 0:  # a rank is stopped in a large sum, and its partner leaves
         operations = [Operation(0, f"s{number}", "allreduce", 0, "float32", (1 << 22,))]

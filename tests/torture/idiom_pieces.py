@@ -1,4 +1,4 @@
-"""The pieces of trainings that users write: how they begin, and what they do between steps."""
+"""The pieces of users' trainings: their beginnings, and their actions between steps."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Idioms(Course):
     # Steps.
 
     def do_step(self, draw: random.Random) -> None:
-        """An ordinary step, sometimes with other work between forward and backward or behind it."""
+        """An ordinary step, sometimes with other work between forward and backward or after it."""
         with autograd.record():
             loss = loss_of(self.net, self.data())
         if draw.random() < 0.2:
@@ -214,7 +214,7 @@ class Idioms(Course):
             one.data(self.device)[:] = one.data(self.device).clip(-0.4, 0.4)
 
     def do_best(self, draw: random.Random) -> None:
-        """Weights are kept, and come back after a step."""
+        """Weights are saved, and restored after a step."""
         best = [one.data(self.device).copy() for one in parameters(self.net)]
         self.do_step(draw)
         for one, values in zip(parameters(self.net), best):
@@ -234,7 +234,7 @@ class Idioms(Course):
         self.refreeze(parameters(draw.choice([self.net.body, self.net.middle, self.net.body[0]])), "null")
 
     def do_unfreeze(self, draw: random.Random) -> None:
-        """All is trained again."""
+        """All parameters are trained again."""
         self.refreeze([one for one in parameters(self.net) if one.grad_req == "null"], "write")
 
     def do_new_head(self, draw: random.Random) -> None:
@@ -266,7 +266,7 @@ class Idioms(Course):
         self.do_step(draw)
 
     def do_resume(self, draw: random.Random) -> None:
-        """Weights and states are saved, and a new network and a new trainer go on with them."""
+        """Weights and states are saved, and a new network and a new trainer continue from them."""
         folder = self.folder()
         trainer, given = self.trainers[0]
         if len(given) != len(parameters(self.net)) or any(one.grad_req == "null" for one in given):
@@ -293,7 +293,7 @@ class Idioms(Course):
         self.hold()
 
     def do_reinitialize(self, draw: random.Random) -> None:
-        """The network begins anew with its trainer."""
+        """The network is reinitialized, with a new trainer."""
         values = Values(draw.randrange(1000))
         self.net.initialize(values, ctx=self.device, force_reinit=True)
         self.hold()
@@ -304,7 +304,7 @@ class Idioms(Course):
         self.hold()
 
     def do_rehybridized(self, draw: random.Random) -> None:
-        """Another way to run the network."""
+        """Change the hybridization of the network."""
         if self.is_hybrid:
             self.net.hybridize(draw.random() < 0.7, static_alloc=draw.random() < 0.5)
 
@@ -332,7 +332,7 @@ class Idioms(Course):
         self.step(draw)
 
     def do_loader(self, draw: random.Random) -> None:
-        """Children that load data compute gradients of the network for it."""
+        """Child processes that load data compute gradients of the network."""
         values = self.numbers()
         if self.is_alone or self.program.hybrid == "static":
             batches = [array(values, ctx=self.device)]
@@ -345,7 +345,7 @@ class Idioms(Course):
             self.step(draw)
 
     def do_collective(self, draw: random.Random) -> None:
-        """Something else that the workers do together."""
+        """Another collective operation of the workers."""
         values = array(self.numbers()[0])
         if not self.is_alone:
             mykv.allreduce(values, name="metric")

@@ -45,7 +45,7 @@ class Job:
     ----------
     ranks : int
     module : str
-        What each of them runs, as ``python -m``.
+        The workers' module, as for ``python -m``.
     *arguments
         Of the module.
     hosts : int, optional
@@ -62,7 +62,7 @@ class Job:
     Attributes
     ----------
     directory : Path
-        A folder that goes with the job.
+        A folder that is removed with the job.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Job:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def text(self) -> str:
-        """What the job has written so far."""
+        """The job's output so far."""
         return (self.directory / "output").read_text(errors="replace")
 
     def ended(self) -> bool:
@@ -107,7 +107,7 @@ class Job:
         return self.launch.process.poll() is not None
 
     def until(self, text: str, seconds: float) -> bool:
-        """Wait for a text in the output; False when the job or the time is over without it."""
+        """Wait for a text in the output; False if the job or the time ends without it."""
         deadline = time.monotonic() + seconds
         while text not in self.text():
             if self.ended() or time.monotonic() > deadline:
@@ -116,11 +116,11 @@ class Job:
         return True
 
     def pids(self) -> dict[int, int]:
-        """Process ids by rank, of the ranks that have said theirs (`say_pid`)."""
+        """Process ids by rank, from the ranks' `say_pid`."""
         return {int(rank): int(pid) for rank, pid in re.findall(r"pid of (\d+): (\d+)", self.text())}
 
     def wait(self, seconds: float) -> Ended:
-        """Wait for the end; what takes longer shows its stacks and is killed."""
+        """Wait for the end; processes that take longer show their stacks and are killed."""
         hung = False
         try:
             self.launch.process.wait(max(seconds, 0.0))

@@ -1,7 +1,7 @@
-"""A rank that makes very many keys and drops them, again and again: ``keyed MODE KEYS ROUNDS AT_ONCE``.
+"""A rank that creates and drops very many keys, repeatedly: ``keyed MODE KEYS ROUNDS AT_ONCE``.
 
-It prints for each round how long that took, what it held at the most and what was left. AT_ONCE is how many are under
-way together.
+It prints for each round the time, the maximum memory and the remaining memory. AT_ONCE: number of keys under way
+together.
 
 core      operations on numpy arrays, each under a name of its own
 store     init, push and pull of keys of a store, which then goes
@@ -111,7 +111,7 @@ def main() -> None:
         gc.collect()
         comm.Barrier()
         dropped = time.perf_counter()
-        trim(0)  # what the allocator keeps is no leak
+        trim(0)  # memory that the allocator keeps is not a leak
         say(f"round {comm.Get_rank()} {number} {[made - begin, dropped - made, before, most, held()]}")
         comm.Barrier()
     if comm.Get_rank() == 0:

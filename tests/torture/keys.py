@@ -1,4 +1,4 @@
-"""Target: very many keys that are made and dropped, which takes the same time in each round and leaves nothing.
+"""Target: creating and dropping very many keys takes the same time in each round and leaks nothing.
 
 Each key counts as one try; a job in which a later round leaves more than the first one, or takes much longer, as one
 failure. Where all keys are under way at once, more than the table of a host holds, only the time counts: how much
@@ -27,7 +27,7 @@ CASES = [  # mode, ranks, hosts, keys under way together
 ]
 ROUNDS = 3
 _KEYS = 100_000  # of one round
-# So many keys a second and rank at least, on a machine that does other things too.
+# Minimum number of keys per second and rank, on a busy machine.
 _SLOWEST = {"core": 1000, "store": 1000, "trainers": 80}
 _START_S = 90.0
 # What a later round may leave more than the first one. No names; two of Python's arenas, of 1 MiB each, which come and
@@ -59,7 +59,7 @@ def run(budget: Budget, cases: list[tuple] = CASES) -> Tally:
 
 
 def _looked_at(text: str, ranks: int, keys: int, leaves_nothing: bool, gathers_texts: bool) -> tuple[list[str], str]:
-    """What is wrong with the rounds of a job, and what rank 0 took and held for a key."""
+    """The errors of a job's rounds, and rank 0's time and memory per key."""
     wrong = []
     for rank in reversed(range(ranks)):
         rounds = [ast.literal_eval(one) for one in re.findall(rf"round {rank} \d+ (\[.*?\}}\])", text)]
@@ -69,7 +69,7 @@ def _looked_at(text: str, ranks: int, keys: int, leaves_nothing: bool, gathers_t
             most = _LEFT.get(name, 0) + _TEXTS_KIB * (gathers_texts and name == "own_kib")
             if leaves_nothing and last[name] - first[name] > most:
                 wrong.append(f"rank {rank}: {name} from {first[name]} to {last[name]}")
-        # Time that grows with the number of rounds would be a table that grows, or one that is searched.
+        # Time that grows with the rounds would mean a growing table, or a linear search.
         took = [one[0] + one[1] for one in rounds]
         if took[-1] > 3 * took[0] + 2:
             wrong.append(f"rank {rank}: {took[0]:.1f} s for the first round and {took[-1]:.1f} s for the last")

@@ -1,5 +1,5 @@
 """Target: a worker is killed with -9 at a random moment of its life, before init() or in it, in forward, in a
-reduction, while others wait in join(), while states are written. The job ends within ten seconds with a sentence that
+reduction, while others wait in join(), while states are written. The job ends within ten seconds with a message that
 names the rank; no process, no shared memory and no half-written checkpoint is left.
 """
 
@@ -20,8 +20,8 @@ from .tally import Budget, Tally
 
 _LIMIT_S = 10.0  # from the kill to the end of the job
 _START_S = 90.0
-_MOST_LATE = 5  # jobs that a busy machine cannot start in that time; more are a failure
-_GONE_S = 2.0  # for the kernel to take down the processes that mpirun has ended
+_MOST_LATE = 5  # allowed jobs that a busy machine cannot start in that time
+_GONE_S = 2.0  # for the kernel to remove the processes that mpirun has ended
 # What rank 0 has said last before the kill, and the most seconds after that: core workers start within a second.
 _CORE_MOMENTS = [("pid of", 0.3), ("pid of", 1.0), ("inited", 0.05), ("inited", 1.0), ("saving", 0.02)]
 _MOMENTS = [("pid of", 4.0), ("inited", 0.5), ("step", 1.0), ("step", 1.0), ("saving", 0.05)]
@@ -66,7 +66,7 @@ def run(budget: Budget, cases: list[tuple] = CASES) -> Tally:
 
 
 def _kill(mode: str, ranks: int, hosts: int, victim: int, text: str, after: float) -> tuple[str | None, float | None]:
-    """What was wrong, and how long the job took to end; None where it was too slow to get there."""
+    """The error, and the job's time to end; None if it was too slow to get there."""
     with Job(ranks, "torture.victim", mode, hosts, hosts=hosts, env=_ENV) as job:
         if not job.until(text, _START_S) or not job.until(f"pid of {victim}:", _START_S):
             if not job.ended():
@@ -84,7 +84,8 @@ def _kill(mode: str, ranks: int, hosts: int, victim: int, text: str, after: floa
             problems.append("the job did not end")
         if ended.code == 0:
             problems.append("mpirun ended with 0")
-        # mpirun's sentence; or, where the victim had the host's table locked, that of the others, who may be faster.
+        # mpirun's message; or, if the victim had the host's table locked, the message of the others, which may be
+        # faster.
         named = rf"rank {victim}\b.*?signal:? 9|rank {victim} died while it changed mykv's shared table"
         if not re.search(named, ended.text, re.IGNORECASE | re.DOTALL):
             problems.append(f"no sentence names rank {victim}")
@@ -101,7 +102,7 @@ def _kill(mode: str, ranks: int, hosts: int, victim: int, text: str, after: floa
 
 
 def _broken_files(directory: Path) -> list[str]:
-    """Checkpoints that are not whole, and what else writing them has left."""
+    """Incomplete checkpoints, and other leftovers of writing them."""
     problems = []
     for path in directory.iterdir():
         if path.name == "states":

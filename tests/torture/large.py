@@ -1,4 +1,4 @@
-"""Target: arrays and buckets that fill more than half of the memory there is, all ranks together.
+"""Target: arrays and buckets that fill more than half of the memory, all ranks together.
 
 Once of a container with a small limit, which it can then exceed, and once of this machine, if so much is free. Each job
 counts as one try.
@@ -17,7 +17,7 @@ from .tally import Budget, Tally
 _RANKS = 2
 _SHARE = 0.54  # of all memory, in the arrays of all ranks together
 _LIMIT = 1 << 30  # bytes of the container
-_START_S, _BYTES_PER_SECOND = 90.0, 100e6  # where memory is slow, and the machine does other things too
+_START_S, _BYTES_PER_SECOND = 90.0, 100e6  # if memory is slow and the machine is busy
 
 
 def run(budget: Budget) -> Tally:

@@ -1,4 +1,4 @@
-"""A rank that makes a world of the core and nothing else: its messages are the first of the job."""
+"""A rank that only creates a world of the core: its messages are the first of the job."""
 
 from __future__ import annotations
 

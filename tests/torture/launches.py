@@ -1,4 +1,4 @@
-"""Target: mpirun again and again with jobs that only make a world, since a job may crash in MPI's first message.
+"""Target: many launches of jobs that only create a world, since a job may crash in MPI's first message.
 
 Alone and several at once, each with a temporary folder of its own and without. Each job counts as one try.
 """
@@ -36,7 +36,7 @@ def _words(case: tuple) -> str:
 
 
 def _failure(has_folder: bool) -> str | None:
-    """What was wrong with one job."""
+    """The error of one job."""
     with Job(_RANKS, "torture.launched", has_folder=has_folder) as job:
         ended = job.wait(_LONGEST_S)
     if ended.code == 0 and all(f"fine {rank}" in ended.text for rank in range(_RANKS)):

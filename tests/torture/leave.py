@@ -2,7 +2,7 @@
 12 s while operations between hosts are under way, alone and in pairs.
 
 Each operation on each rank ends with its result or an error that names a rank that has gone; where one has gone, within
-15 s after the last thing that happened. Hosts are virtual ones, and network namespaces where there can be any. Jobs
+15 s after the last thing that happened. Hosts are virtual, or network namespaces if available. Jobs
 sleep most of their time, so several run at once.
 """
 
@@ -29,7 +29,7 @@ _LONGEST_JOB_S = 900.0
 
 
 class _Next:
-    """Which job comes next, and with which programs; for several threads."""
+    """The next job and its programs; thread-safe."""
 
     def __init__(self, budget: Budget, jobs: list[tuple]) -> None:
         self._budget, self._jobs = budget, jobs
@@ -37,7 +37,7 @@ class _Next:
         self._first, self._number, self._given = budget.seed, 0, 0
 
     def take(self) -> tuple | None:
-        """A job, its first program and how many; None when it is enough."""
+        """A job, its first program and their number; None at the end."""
         with self._lock:
             most = self._budget.most
             count = _PROGRAMS if most is None else min(_PROGRAMS, most - self._given)
@@ -49,7 +49,7 @@ class _Next:
 
 
 def run(budget: Budget, jobs: list[tuple] = JOBS, at_once: int = 4) -> Tally:
-    """Run jobs, so many at once."""
+    """Run jobs, several at once."""
     tally = Tally()
     lock = threading.Lock()
     following = _Next(budget, jobs)
@@ -82,7 +82,7 @@ def _network(stack: contextlib.ExitStack, hosts: int, tally: Tally) -> Any:
 
 
 def _job(per_host: tuple, network: Any, first: int, count: int, left: float) -> tuple[int, list[str], str]:
-    """Run one job: how many programs, what failed, and a note."""
+    """Run one job; returns the number of programs, the errors, and a note."""
     ranks, hosts = sum(per_host), len(per_host)
     seconds = min(max(left, 1.0), _LONGEST_JOB_S)
     virtual = 1 if network else hosts

@@ -1,4 +1,4 @@
-"""The loop of ranks that run programs one after the other: ``FIRST COUNT SECONDS``, and a line with what came out."""
+"""The loop of ranks that run programs one after the other: ``FIRST COUNT SECONDS``, and a line with the outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def loop(run: Callable[[int], tuple[list[str], bool]], limit: float) -> None:
     Parameters
     ----------
     run : callable
-        Given the seed of a program, returns what was wrong, each line with "program SEED,", and whether a fault was
+        Given the seed of a program, returns the errors, each line with "program SEED,", and whether a fault was
         planted.
     limit : float
         Seconds for one program; one that takes longer ends the job.

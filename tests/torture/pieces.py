@@ -1,4 +1,4 @@
-"""What drawn trainings are made of: a network, optimizers, schedules, data, and children of a worker."""
+"""Components of drawn trainings: a network, optimizers, schedules, data, and children of a worker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def takes_float64(number: int) -> bool:
 
 
 class Inverse(mx.lr_scheduler.LRScheduler):
-    """A schedule of the program's own."""
+    """A user-defined schedule."""
 
     def __call__(self, num_update: int) -> float:
         return self.base_lr / (1 + num_update)
@@ -76,7 +76,7 @@ class Values(mx.init.Initializer):
 
 
 def scope(block: Any) -> Any:
-    """The names of a block's children, where this release has names."""
+    """The names of a block's children, if this release has names."""
     return contextlib.nullcontext() if IS_2 else block.name_scope()
 
 
@@ -94,7 +94,7 @@ class Net(nn.Block):
     is_deferred : bool
         Whether shapes are known in the first forward only.
     norm : callable, optional
-        Makes a layer of normalization behind the body.
+        Creates a normalization layer after the body.
     """
 
     def __init__(self, dtype: str, is_deferred: bool, norm: Callable[[], Any] | None = None) -> None:
@@ -122,7 +122,7 @@ def parameters(net: Any) -> list:
 
 
 def copied(net: Any) -> Any:
-    """A deep copy of a network; None where MXNet can make none, since the network has run hybridized."""
+    """A deep copy of a network; None if MXNet cannot copy it, since it has run hybridized."""
     try:
         return copy.deepcopy(net)
     except (ValueError, TypeError):
@@ -150,12 +150,12 @@ def clip_norm(gradients: list, limit: float) -> None:
 
 
 def numbers(seed: int, rows: int, dtype: str) -> np.ndarray:
-    """A batch that depends on a seed alone."""
+    """A batch that depends only on a seed."""
     return np.random.RandomState(seed % 2**32).uniform(-1, 1, (rows, INPUTS)).astype(dtype)
 
 
 def trained_in_child(net: Any, data: np.ndarray, device: Any) -> None:
-    """Let a forked child run forward and backward on its copy of the network."""
+    """Run forward and backward in a forked child on its copy of the network."""
 
     def child() -> None:
         for factor in (1000, 1):
@@ -185,7 +185,7 @@ class Adversarial(gluon.data.Dataset):
         row = array(self._values[number : number + 1], ctx=self._device)
         row.attach_grad()
         backward(self._net, row)
-        return self._values[number] + 0 * np.sign(row.grad.asnumpy()[0])  # the row itself, which the judge has too
+        return self._values[number] + 0 * np.sign(row.grad.asnumpy()[0])  # the row itself, as in the reference
 
 
 def weighted(chance: random.Random, choices: dict[str, float]) -> str:

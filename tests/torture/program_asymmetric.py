@@ -1,4 +1,4 @@
-"""A rank that runs drawn trainings twice: all workers alike, and with one worker that does other things meanwhile.
+"""A rank that runs drawn trainings twice: all workers alike, and with one worker that does other work meanwhile.
 
 Weights must have the same bits after each piece, in both runs and on all workers.
 """
@@ -81,7 +81,7 @@ def drawn(seed: int) -> Program:
 
 
 class _Disturbed(Symmetric):
-    """A run during which this worker does other things."""
+    """A run during which this worker does other work."""
 
     disturbance: Disturbance | None = None
 
@@ -105,7 +105,7 @@ def _digests(trace: list) -> list[str]:
 
 
 def _has_no_judge(program: Program) -> bool:
-    """Whether MXNet alone, without a store, trains other weights when it is hybridized, or disturbed.
+    """Whether MXNet alone, without a store, reaches different weights when hybridized or disturbed.
 
     Hybridized networks of MXNet, static ones above all, may do so after a forward pass of another kind, or after their
     parameters were initialized again.
@@ -120,7 +120,7 @@ def _has_no_judge(program: Program) -> bool:
 
 
 def run(seed: int) -> tuple[list[str], bool]:
-    """Run one program; returns what was wrong, and whether there is no judge of it."""
+    """Run one program; returns the errors, and whether there is no reference."""
     program, comm, rank = drawn(seed), MPI.COMM_WORLD, mykv.rank()
     what = f"program {seed}, rank {rank}, {program}"
     trace, wrong = together(Symmetric(program))

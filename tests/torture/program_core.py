@@ -1,6 +1,7 @@
 """A rank that runs random programs on the core alone, with numpy: ``program_core FIRST COUNT SECONDS``.
 
-Ranks start the operations of a program in another order each, and do not meet between programs. Each operation must
+Each rank starts the operations of a program in another order, and ranks do not meet between programs. Each operation
+must
 end right, or with the error that belongs to the fault that was planted in it, on all ranks of its group.
 """
 
@@ -94,7 +95,7 @@ def shards(count: int, size: int) -> list[tuple[int, int, int]]:
 
 
 def run(groups: Groups, seed: int, late: float) -> tuple[list[str], bool]:
-    """Run one program; returns what was wrong, and whether a fault was planted."""
+    """Run one program; returns the errors, and whether a fault was planted."""
     sizes = [len(ranks) for ranks in groups.members]
     operations, fault = drawing.program(seed, sizes, groups.hosts, late)
     mine = [one for one in operations if groups.groups[one.group] is not None]
@@ -167,7 +168,7 @@ def _check(
 
 
 def wrong_values(one: Operation, started: Started, me: int, size: int) -> str:
-    """What rank `me` of the group has got, where that is not numpy's; empty where it is right."""
+    """The result on rank `me` of the group if it differs from numpy's; empty if it is right."""
     if one.wire in drawing.LOSSY:
         return ""  # its values are the compressor's; that all ranks have the same bits is in tests/core/test_hosts.py
     wanted = drawing.expected(one, size)

@@ -1,6 +1,6 @@
 """A short training in which one rank ends: ``program_ends VICTIM KIND PHASE DELAY WITH_MXNET``.
 
-The victim says when, and ends DELAY seconds after it has reached the phase, or at once.
+The victim reports the phase, and ends DELAY seconds after it, or at once.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class _Program:
             self._end()
 
     def _soon(self, phase: str) -> None:
-        """End in what comes next, by a signal handler."""
+        """End in a later phase, by a signal handler."""
         if phase != self._phase:
             return
         if self._is_victim:

@@ -94,7 +94,7 @@ def drawn(seed: int) -> Program:
 
 
 def run(seed: int) -> tuple[list[str], bool]:
-    """Run one program; returns what was wrong, and whether there is no judge of it."""
+    """Run one program; returns the errors, and whether there is no reference."""
     program = drawn(seed)
     what = f"program {seed}, rank {mykv.rank()}, {program}"
     comm = MPI.COMM_WORLD

@@ -1,8 +1,8 @@
 """A rank that runs random programs in which ranks leave, fail or are stopped.
 
-``program_leave FIRST COUNT SECONDS HOSTS VIRTUAL``: VIRTUAL is 1 where the hosts are no virtual ones.
+``program_leave FIRST COUNT SECONDS HOSTS VIRTUAL``: VIRTUAL is 1 if the hosts are not virtual.
 
-Each program has a world of its own. In it all ranks start the same operations, in another order each, and up to two
+Each program has its own world. In it all ranks start the same operations, in another order each, and up to two
 things happen at random moments (`Happening`). Each operation must end right, or with an error that names a rank that
 has gone; where one has gone, within 15 s after the last start, stop or departure.
 """
@@ -44,7 +44,7 @@ class _World:
 
 
 class _Rank:
-    """This process: what it has seen of the program that it runs."""
+    """This process's view of its current program."""
 
     def __init__(self, hosts: int, virtual: int) -> None:
         self.comm, self.hosts, self._virtual = MPI.COMM_WORLD, hosts, virtual
@@ -60,7 +60,7 @@ class _Rank:
         self._waker.wait()
 
     def meet(self) -> None:
-        """A barrier that sleeps; a job whose ranks do not come is ended."""
+        """A sleeping barrier; ends the job if ranks do not arrive."""
         request, limit = self.comm.Ibarrier(), time.monotonic() + 2 * _HUNG
         while not request.Test():
             time.sleep(0.002)
@@ -69,9 +69,10 @@ class _Rank:
                 self.comm.Abort(3)
 
     def run(self, seed: int) -> tuple[list[str], float, float]:
-        """Run one program: what was wrong, when the last thing happened, and when the last operation ended.
+        """Run one program; returns the errors, the time of the last event, and the time at which the last operation
+        ended.
 
-        Where no rank goes, no time is asked for: how fast sums are is up to the machine.
+        If no rank leaves there is no time limit, since the speed depends on the machine.
         """
         operations, happenings = program(seed, self.size, self.hosts)
         world = _World(self._virtual, seed // 3 % 2 * 15 + 1)  # a chain of hosts, or all below rank 0

@@ -1,7 +1,8 @@
 """A rank that runs random programs on MXNet's arrays: collective operations, two stores, process sets.
 
-What does not wait is started in another order on each rank, what waits in the same one. One rank may do something else
-with one operation: then all ranks of its process set get an error that names it, and the next program runs as before.
+Asynchronous operations are started in another order on each rank, blocking operations in the same order. One rank may
+do something else with one operation: then all ranks of its process set get an error that names it, and the next program
+runs as before.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Operation:
     stored = property(lambda self: "push" in self.call or "store" in self.call)
 
     def values(self, rank: int) -> list[np.ndarray]:
-        """What a rank of the group brings."""
+        """The input of a rank of the group."""
         return [
             ((np.arange(np.prod(self.shape, dtype=int)) * 5 + rank * 3 + self.number + part) % 4)
             .reshape(self.shape)
@@ -53,7 +54,7 @@ class Operation:
         ]
 
     def expected(self, me: int, size: int) -> list[np.ndarray]:
-        """What comes out on rank `me` of the group."""
+        """The expected result on rank `me` of the group."""
         every = [self.values(rank) for rank in range(size)]
         if "broadcast" in self.call:
             return every[0 if self.stored else self.root]
@@ -146,7 +147,7 @@ def _start(world: World, seed: int, one: Operation, bad: str) -> list:
 
 
 def run(world: World, seed: int) -> tuple[list[str], bool]:
-    """Run one program; returns what was wrong, and whether a fault was planted."""
+    """Run one program; returns the errors, and whether a fault was planted."""
     sizes = [len(one.ranks) for one in world.sets]
     operations, fault = _program(seed, sizes)
     mine = [one for one in operations if world.sets[one.group].included()]
@@ -191,7 +192,7 @@ def run(world: World, seed: int) -> tuple[list[str], bool]:
 
 
 def _words(one: Operation, fault: tuple, victim: int) -> list[str]:
-    """What the errors of the other ranks must hold."""
+    """Text that the errors of the other ranks must contain."""
     _, _, what, changed = fault
     words = [f"rank {victim}"]
     if what == "dtype":
@@ -206,7 +207,7 @@ def _words(one: Operation, fault: tuple, victim: int) -> list[str]:
 
 
 def _order(operations: list[Operation], chance: random.Random) -> list[Operation]:
-    """Those that wait in their order, the others anywhere among them."""
+    """Blocking operations in order, the others anywhere between them."""
     order = [one for one in operations if not one.waits]
     chance.shuffle(order)
     waiting = [one for one in operations if one.waits]
