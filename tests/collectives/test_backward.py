@@ -1,4 +1,4 @@
-"""Gradients through collective operations: what a backward pass gives, on which ranks, and what it refuses."""
+"""Gradients through collective operations: results of backward passes, on which ranks, and refusals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _weights(rank, shape, dtype="float32"):
 
 
 def _backward(result, rank):
-    """Let the loss of this rank be a weighted sum of a recorded result."""
+    """Backward from a weighted sum of a recorded result as this rank's loss."""
     weights = array(_weights(rank, result.shape, result.dtype), "np" if isinstance(result, mx.np.ndarray) else "nd")
     result.backward(weights)
 
@@ -129,7 +129,7 @@ def test_grouped_forms(rank, size, kind):
     with autograd.record():
         first, counts, second = mykv.grouped_allreduce([a, count, b], op=mykv.Average)
         loss = (first * first).sum()
-    loss.backward()  # no gradient of b is asked
+    loss.backward()  # b needs no gradient
     mean = (numbers(0, (3,)) + numbers(1, (3,))) / 2
     np.testing.assert_allclose(value(a.grad), 2 * mean, rtol=1e-6)
     np.testing.assert_array_equal(value(b.grad), 0)

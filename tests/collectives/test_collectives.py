@@ -1,4 +1,4 @@
-"""The collective operations one by one: any dtype and shape, both kinds of array, and what Horovod's users rely on."""
+"""The collective operations one by one: any dtype and shape, both kinds of array, and Horovod's semantics."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_every_shape(rank, size, kind, shape):
 
 @pytest.mark.ranks(3, long=(2,))
 def test_large_arrays(rank, size):
-    """Larger than what travels in one part: 40 MB."""
+    """Larger than one part: 40 MB."""
     count = (10 << 20) + 17
     mine = mx.nd.full((count,), rank + 1.0)
     total = size * (size + 1) / 2
@@ -322,7 +322,7 @@ def test_barrier_waits_for_all(rank, size, gather, tmp_path):
 
 @pytest.mark.ranks(2)
 def test_result_may_be_used_before_it_is_ready(rank, size, gather):
-    """The other rank has not begun when this one goes on."""
+    """The other rank has not begun when this rank continues."""
     shape = (1000, 100)
     if rank == 0:
         result = mykv.allreduce(mx.nd.ones(shape), op=mykv.Sum, name="late") * 2 + 1

@@ -43,7 +43,7 @@ def _next_calls_work(size):
     mykv.barrier()
 
 
-# What rank 1 does, and what the other ranks do meanwhile.
+# Rank 1's call, and the other ranks' calls meanwhile.
 _WRONG = {
     "numpy": (TypeError, lambda: mykv.allreduce(np.ones(4), name="x"), "allreduce"),
     "None": (TypeError, lambda: mykv.allreduce_(None, name="x"), "allreduce"),
@@ -130,7 +130,7 @@ def test_the_same_mistake_on_all_ranks_leaves_them_in_step(rank, size, case):
     error, call, _ = _WRONG[case]
     with pytest.raises(error) as failure:
         call()
-    # Scripts for Horovod catch (MXNetError, RuntimeError). What pickle raises is what it raises.
+    # Scripts for Horovod catch (MXNetError, RuntimeError). Errors of pickle are passed on.
     assert isinstance(failure.value, MXNetError) or "pickle" in str(failure.value)
     _next_calls_work(size)
 
@@ -193,7 +193,7 @@ def test_views_of_one_array_that_overlap_in_part_are_an_error_on_all_ranks(rank,
         np.testing.assert_array_equal(memory.asnumpy(), np.arange(2 * count, dtype="float32") * size)
 
 
-# What rank 0 does, what the others do, and words that the error must have.
+# Rank 0's call, the others' call, and words that the error must contain.
 _DIFFERING = {
     "shape": (lambda: mykv.allreduce(_good(4), name="x"), lambda: mykv.allreduce(_good(5), name="x"), ["(4,)", "(5,)"]),
     "dtype": (

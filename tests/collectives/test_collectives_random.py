@@ -1,6 +1,6 @@
 """Random programs of collective operations, against numpy: any operations, dtypes, shapes, process sets, priorities.
 
-What does not wait is started in another random order on each rank; what waits, in the same order everywhere.
+Asynchronous operations start in another random order on each rank, blocking operations in the same order on all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from harness.support import DTYPES, array, mx, numbers, value
 from hypothesis import strategies
 from hypothesis.extra import numpy as arrays_of
 
-# Process sets beside that of all ranks: disjoint and overlapping ones.
+# Process sets besides that of all ranks: disjoint and overlapping.
 _SETS = {1: [], 2: [[0], [1]], 3: [[0, 2], [1], [1, 2]], 4: [[0, 2], [1, 3], [1, 2, 3]]}
 
 
@@ -53,7 +53,7 @@ def _expected_reduction(options, values):
 
 
 class _Operation:
-    """One operation of the program: how a rank starts it, and what must come out."""
+    """One operation of the program: how a rank starts it, and the expected result."""
 
     def __init__(self, number, call, process_set, tensors, options, kind, priority):
         self.number, self.call, self.process_set, self.tensors = number, call, process_set, tensors
@@ -159,7 +159,7 @@ def _operations(draw, process_sets):
 
 
 def _shuffled(operations, seed):
-    """Those that wait in their order, the others anywhere among them."""
+    """Blocking operations in order, the others anywhere between them."""
     chance = random.Random(seed)
     waiting = [one for one in operations if one.waits]
     order = [one for one in operations if not one.waits]

@@ -1,4 +1,4 @@
-"""Compression between hosts as users ask for it: the store, both trainers, wrong arguments, and what is learned."""
+"""Compression between hosts through the public interface: the store, both trainers, wrong arguments, and training."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_small_gradients_and_other_types_are_not_compressed(rank):
 
 @pytest.mark.ranks(2, env=_HOSTS)
 def test_what_is_lost_comes_with_the_next_steps(rank):
-    """The mean over many steps of what arrives is what was sent."""
+    """The mean of the decoded values over many steps equals the sent values."""
     store = mx.kv.create("mykv")
     store.set_gradient_compression({"type": "topk", "k": 0.25})
     mine = np.linspace(0.5, 1.5, 1000).astype("float32") * (1 + rank)

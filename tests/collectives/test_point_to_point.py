@@ -1,4 +1,4 @@
-"""send and recv: what arrives, in which order, with which gradients, and what each side is told of a mistake."""
+"""send and recv: values, order, gradients, and errors on both sides."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_both_ranks_get_the_error_of_calls_that_differ(rank, mistake):
         result = mykv.send(x, 1, "x") if rank == 0 else mykv.recv(x, 0, "x")
         result.wait_to_read()
     clear_errors()
-    assert mykv.allreduce(array(np.ones(1, "float32"))).asnumpy() == 1  # the ranks go on together
+    assert mykv.allreduce(array(np.ones(1, "float32"))).asnumpy() == 1  # the ranks continue together
 
 
 @pytest.mark.ranks(2)

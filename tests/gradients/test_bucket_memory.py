@@ -1,4 +1,4 @@
-"""Gradients that live in shared memory train as those do that are copied there, whatever happens to their arrays."""
+"""Gradients in shared memory train like copied gradients, whatever happens to their arrays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STATIC = _FORMS["static"]
 
 
 def _address(array) -> int:
-    """Where the elements of an MXNet array are."""
+    """The address of an MXNet array's elements."""
     place = ctypes.c_void_p()
     array.wait_to_read()
     assert mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(place)) == 0
@@ -44,7 +44,7 @@ def _segments() -> list[tuple[int, int]]:
 
 
 def _shared(net) -> list[bool]:
-    """For each gradient, whether it lies in shared memory."""
+    """For each gradient, whether it is in shared memory."""
     segments = _segments()
     places = [_address(p.grad(p.list_ctx()[0])) for p in structure(net).values() if p.grad_req != "null"]
     return [any(begin <= place < end for begin, end in segments) for place in places]
@@ -224,7 +224,7 @@ def _warnings(caplog, words) -> int:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("form", _FORMS.values(), ids=_FORMS)
 def test_a_trainer_made_after_the_first_backward_trains_right_and_says_where_it_copies(rank, gather, caplog, form):
-    """A network with static_alloc and static_shape goes on writing to the arrays of its first backward."""
+    """A network with static_alloc and static_shape keeps writing to the arrays of its first backward."""
     late, reference = dense_network(seed=0), dense_network(seed=0)
     if form is not None:
         late.hybridize(**form)
@@ -597,7 +597,7 @@ def test_a_copy_of_a_trainer_reduces_its_own_gradients(rank, gather, duplicate):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("form", _FORMS.values(), ids=_FORMS)
 def test_training_goes_on_after_shutdown_and_init(rank, gather, form):
-    """The old segment, in which the gradients lie, is not the one that the new core reduces in."""
+    """The gradients are in the old segment, which the new core does not use."""
     (in_place, a), (copied, c) = _twins(dense_network, rank, form, _ALL_IN_ONE)
     for net, trainer in ((in_place, a), (copied, c)):
         _train(net, trainer, rank, range(2))
@@ -696,7 +696,7 @@ def test_memory_is_given_back_with_the_network_when_its_trainer_went_first(rank,
 
 
 class _DeviceMemory:
-    """Stands for memory of a GPU, in the memory of the CPU, which DLPack calls (1, 0)."""
+    """Simulates GPU memory in CPU memory, DLPack's device (1, 0)."""
 
     def __init__(self, device, capacity):
         self.device, self.values = device, np.zeros(capacity, "uint8")

@@ -1,4 +1,4 @@
-"""A communication hook reduces a trainer's buckets in our place; where it fails on one worker, it fails on all."""
+"""A communication hook reduces a trainer's buckets; if it fails on one worker, it fails on all."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ class _Counting:
 
 
 def _other_number(net, hook, rank, size, gather, before, after):
-    """One rank's hook starts `after` operations; all workers get an error that names a rank, and can go on."""
+    """One rank's hook starts `after` operations; all workers get an error that names a rank, and can continue."""
     trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, num_groups=3, communication_hook=hook)
     for step in range(2):
         _backward(net, rank, step)
@@ -461,7 +461,7 @@ def test_accumulated_gradients(rank, size, gather):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("first", [False, True])
 def test_a_worker_that_leaves_the_loop_gets_an_error_and_so_do_the_others(rank, size, gather, first):
-    """The look for deadlocks finds a bucket with a hook, also before the hook has run on any worker."""
+    """The deadlock check finds a bucket with a hook, even before the hook has run on any worker."""
     net = dense_network(0)
     trainer = mykv.DistributedTrainer(list(net.collect_params().values()), *_SGD, communication_hook=_each)
     for step in range(1 - first):

@@ -57,7 +57,7 @@ def test_weights_that_were_replaced_between_steps_are_updated_on_the_store(rank,
 
 
 class _Refused:
-    """The core, noting what is refused in place of refusing it."""
+    """The core, recording refusals instead of executing them."""
 
     def __init__(self, core):
         self._core = core

@@ -1,4 +1,4 @@
-"""Workers that train on the same batches are told so once, and nobody else is."""
+"""Workers that train on the same batches get one warning; others get none."""
 
 from __future__ import annotations
 

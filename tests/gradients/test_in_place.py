@@ -1,7 +1,7 @@
 """Every way in which a gradient array that is older than its trainer can still be read or written.
 
-docs/architecture.md has the same list. Training must give what it gives with gradients that are copied, and
-statistics() says why a gradient is copied.
+docs/architecture.md has the same list. Training must equal that with copied gradients, and statistics() tells why a
+gradient is copied.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_gradient_arrays_that_the_program_fetched_before(rank, make):
             _backward(net, rank, step)
             trainer.allreduce_grads()
             for one, gradient in zip(held, _gradients(net)):
-                (one[0] if isinstance(one, list) else one)[:] = 0.25  # as clipping, through what was fetched first
+                (one[0] if isinstance(one, list) else one)[:] = 0.25  # like clipping, through arrays fetched first
                 assert (gradient[0] == 0.25).asnumpy().all(), what
             trainer.update(_BATCH)
         assert _described(trainer) == ((6, {}) if what == "the list" else (0, {_HELD: 6})), what
@@ -150,7 +150,7 @@ def test_a_gradient_keeps_its_value_and_its_mark_when_it_is_moved_after_a_backwa
 @pytest.mark.ranks(2)
 @_each_trainer
 def test_a_cached_graph_with_static_alloc(rank, gather, make):
-    """It goes on writing to the arrays of its first backward."""
+    """It keeps writing to the arrays of its first backward."""
     expected = _trained(make, range(3), rank)
     net = dense_network(seed=0)
     net.hybridize(**_STATIC)

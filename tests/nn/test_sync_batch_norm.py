@@ -1,4 +1,4 @@
-"""SyncBatchNorm: several workers, each with a part of a batch, get what one process gets that has the whole batch."""
+"""SyncBatchNorm: several workers, each with a part of a batch, get the results of one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _part(values, rank, size):
 
 
 class _Expected:
-    """What the formulas of batch normalization give for a whole batch, in float64."""
+    """The formulas of batch normalization for a whole batch, in float64."""
 
     def __init__(self, data, gradient, axis, gamma, beta):
         data, gradient = data.astype("float64"), gradient.astype("float64")
@@ -218,7 +218,7 @@ def test_training_equals_that_of_one_process_with_mxnets_layer(hybridize, rank, 
 
 
 class _Joined(nn.HybridBlock):
-    """The outputs of two blocks side by side: `join` is "concat", along the channels, or "add"."""
+    """The combined outputs of two blocks: `join` is "concat", along the channels, or "add"."""
 
     def __init__(self, first, second, join):
         super().__init__()

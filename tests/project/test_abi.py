@@ -1,4 +1,4 @@
-"""Wheels have a core for each MPI ABI: which one is chosen, and what is said where none fits (loader/mykv_core)."""
+"""Wheels have a core for each MPI ABI: the choice of the core, and the error if no core fits (loader/mykv_core)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_abi_of_a_library(version, has_ompi_symbols, standard_abi, expected)
 
 @pytest.fixture
 def choose(tmp_path):
-    """Make an mpi4py that consists of a library, and cores; returns what the loader chooses in a process with them."""
+    """Create an mpi4py that consists of a library, and cores; returns the loader's choice in a process with them."""
     package, cores = tmp_path / "site" / "mpi4py", tmp_path / "cores"
     package.mkdir(parents=True)
     cores.mkdir()
@@ -82,7 +82,7 @@ int MPI_Get_library_version(char* text, int* n) {{ strcpy(text, "{text}"); *n = 
 def test_the_library_that_mpi4py_has_loaded_chooses_the_core(choose):
     chosen = choose(_OPEN_MPI, "int ompi_mpi_comm_world;")
     assert f"mykv_core.openmpi{_SUFFIX} openmpi, since mpi4py has loaded Open MPI v5.0.11 (" in chosen
-    assert f"mpi4py/MPI{_SUFFIX})" in chosen  # the file in which the function lies
+    assert f"mpi4py/MPI{_SUFFIX})" in chosen  # the file with the function
     chosen = choose(_MPICH)
     assert f"mykv_core.mpich{_SUFFIX} mpich, since mpi4py has loaded MPICH Version: 4.2.1 (" in chosen
 

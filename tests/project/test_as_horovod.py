@@ -55,7 +55,7 @@ _FOR_HOROVOD = """
     print('weights', net.weight.data().asnumpy().tolist())
 """
 
-# What it clips between allreduce_grads() and update() are sums, as with Horovod.
+# It clips sums between allreduce_grads() and update(), as in Horovod.
 _CLIPS = """
     import horovod
     import horovod.mxnet as hvd
@@ -102,7 +102,7 @@ def _run(tmp_path, workers, program):
 
 @pytest.mark.skipif(IS_2, reason="blocks of MXNet 2.0 do not take the arrays of such scripts")
 def test_programs_that_import_horovod_and_its_submodules_run(tmp_path):
-    """As scripts that users have published import them: a Trainer of their own over mpi_ops."""
+    """Imports of published scripts: their own Trainer over mpi_ops."""
     stdout, stderr = _run(tmp_path, 2, _FOR_HOROVOD)
     assert stdout.count("weights [[-1.0, -1.5]]") == stdout.count("differs") == 2, stdout + stderr
 

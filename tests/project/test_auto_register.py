@@ -27,7 +27,7 @@ _START = f"""
 """
 
 
-# Without the hook a numpy of today would not let MXNet be imported.
+# Without the hook MXNet cannot be imported with current numpy.
 _OLD_NAMES = f"""
     import sys
     sys.path.insert(0, {str(_ROOT)!r})
@@ -342,7 +342,7 @@ def test_the_start_of_python_imports_nothing_else():
 
 @pytest.fixture
 def built(tmp_path):
-    """The folder of what setuptools builds of Python files; what lies in it goes to site-packages."""
+    """setuptools' build folder of Python files, which goes to site-packages."""
     folder = tmp_path / "lib"
     command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(folder)]
     subprocess.run(command, cwd=_ROOT, check=True, capture_output=True, timeout=120)

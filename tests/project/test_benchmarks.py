@@ -1,4 +1,4 @@
-"""What the pages of benchmarks make of results, and the limits of the machine that they are held against."""
+"""The pages of benchmarks from given results, and the machine's limits for comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CPU = "cpu of all ranks"
 
 
 def _results(*measured: tuple, peers: tuple[str, ...] = ("mykv", "mpi")) -> Results:
-    """Results of (peer, case, seconds), and more than that: setup, ranks, series."""
+    """Results from (peer, case, seconds), optionally with setup, ranks, series."""
     made = Results(about={"machine": {"cores": "2"}, "peers": list(peers)})
     for peer, case, seconds, *more in measured:
         setup, ranks, series = [*more, *("as installed", 2, "time")[len(more) :]]

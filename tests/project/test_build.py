@@ -1,5 +1,5 @@
-"""What a build compiles, and what it leaves as it is: setup.py's commands on a small tree, with an MPI and a pybind11
-that consist of headers and one empty library."""
+"""The files that a build compiles, and those that it reuses: setup.py's commands on a small tree, with an MPI and a
+pybind11 that consist of headers and one empty library."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_copies_are_only_of_the_packages_own_headers(tree):
 
 @pytest.mark.parametrize("version", ["3.7", "3.15"])
 def test_a_wrong_python_is_told_in_one_sentence(version):
-    """pip asks the backend before it looks at the metadata. The backend must not fail before its sentence."""
+    """pip asks the backend before it looks at the metadata. The backend must not fail before its message."""
     major, minor = version.split(".")
     program = f"import sys; sys.path.insert(0, {str(_BACKEND)!r}); sys.modules['mykv_mpi'] = None\n"
     program += f"sys.version_info = ({major}, {minor}, 1, 'final', 0)\nimport mykv_backend"

@@ -1,4 +1,4 @@
-"""What the build reads off an MPI's compiler wrapper."""
+"""The build's parsing of an MPI's compiler wrapper."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_digits_alone(mpirun):
 @pytest.mark.long
 @pytest.mark.parametrize("broken", ["pushpull", "accuracy"])
 def test_digits_notice_what_is_wrong(mpirun, broken):
-    """The proof fails where workers train alone, and where the network has learned nothing."""
+    """The proof fails if workers train alone, or if the network has learned nothing."""
     pytest.importorskip("sklearn")
     pytest.importorskip("tqdm")
     sabotage = {

@@ -1,4 +1,4 @@
-"""What `make faults` plants: faults of all kinds at the right places, none in words, and each time the same."""
+"""`make faults` plants faults of all kinds at the right places, none in comments, and always the same."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_faults_of_a_cpp_file():
 
 @pytest.mark.parametrize("maker, files", [(python_faults, coverage.PYTHON), (cpp_faults, coverage.CPP)])
 def test_the_draw_of_this_tree(maker, files):
-    """The same each time, of all kinds, at places of their own, in files that are there and have tests."""
+    """The same each time, of all kinds, at distinct places, in existing files with tests."""
     sources = {file: (_ROOT / file).read_text() for file in files}
     faults = [fault for file in files for fault in maker.faults_of(file, sources[file])]
     drawn = draw(faults, 60, seed=3)

@@ -22,7 +22,7 @@ _PAGE = Path(__file__).parents[2] / "docs/notebooks.md"
 
 @pytest.fixture(autouse=True)
 def _own_files(tmp_path, monkeypatch):
-    """Launchers write into a folder of their own, and no launcher around these tests is seen."""
+    """Launchers write into a separate folder, and do not see a launcher around these tests."""
     environment = launcher.environment(tmp_path)
     for name in set(os.environ) - set(environment):
         monkeypatch.delenv(name)
@@ -32,7 +32,7 @@ def _own_files(tmp_path, monkeypatch):
 
 class _OwnError(Exception):
     def __init__(self, rank, what):
-        super().__init__(f"{rank}: {what}")  # its arguments are others, so pickle cannot make it again
+        super().__init__(f"{rank}: {what}")  # its constructor has other arguments, so pickle cannot recreate it
 
 
 def _work(scale, what="", own=False):

@@ -1,6 +1,6 @@
 """No function of the package, of its launcher or of csrc/ has more than 60 lines without its docstring.
 
-The parser for C++ knows what is written here, and not more: see `_cpp_functions`.
+The parser supports only the C++ style of this project: see `_cpp_functions`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[2]
 _MOST = 60
 _CPP_TEXT = r'"(\\.|[^"\\\n])*"|(?<![0-9A-Fa-f])\'(\\.|[^\'\\])\''  # 1'000 is no character
-_GOES_ON = re.compile(r"\s*[,{]")  # behind a brace
+_GOES_ON = re.compile(r"\s*[,{]")  # after a brace
 
 
 def _python_functions(source):
@@ -38,7 +38,7 @@ def _without_texts(source):
 def _cpp_functions(source):
     """Head and lines of each function with a body, from the line of its head to its last brace.
 
-    Braces of namespaces, classes and enums are looked into. All others belong to a declaration, which ends with its
+    Braces of namespaces, classes and enums are parsed inside. All others belong to a declaration, which ends with its
     last brace, unless a comma or another brace follows: those are initializers of a constructor.
     """
     source = _without_texts(source)

@@ -1,4 +1,4 @@
-"""The harness itself: a hang, a crash and a failure on one rank are each one failed test; nothing is left running."""
+"""The harness itself: a hang, a crash or a failure on one rank is one failed test; no process remains."""
 
 from __future__ import annotations
 
@@ -417,7 +417,7 @@ def test_nothing_is_left_when_pytest_is_ended(pytester, tmp_path, number, worker
         env={**os.environ, "TMPDIR": str(folder)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # A job in the background of a script ignores SIGINT, and so would what it starts.
+        # A script's background job ignores SIGINT, and so would its child processes.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
@@ -486,8 +486,8 @@ def test_killed_launchers_are_not_in_the_way_of_later_ones(mpirun, hosts):
             os.kill(pid, signal.SIGKILL)
         running.wait(20)
         running.kill()
-    # What has this run's name goes with it. Where all runs left their folders together, one in some thousand launchers
-    # got the process id of a dead one, and said only that its listener thread had failed to start.
+    # Files with this run's name are removed with it. With a common folder for all runs, one in a few thousand launchers
+    # got the process id of a dead launcher, and only reported that its listener thread had failed to start.
     assert own and not own & _launchers_folders(Path(tempfile.gettempdir()))
 
 

@@ -36,7 +36,7 @@ _AT_MOST = {folder: int(number) for folder, number in (line.split() for line in 
 
 
 def _matches(text: str) -> list[tuple[str, str]]:
-    """What is matched, with some words around it, and what to write instead."""
+    """Each match with some words around it, and the replacement."""
     text = " ".join(text.split())
     found = []
     for pattern, instead in _PATTERNS:
@@ -54,7 +54,7 @@ def _wrong(name: str, text: str) -> list[str]:
 def test_pages_are_plain(page):
     text = page.read_text(encoding="utf-8")
     text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
-    # Messages are held where they are in the code.
+    # Messages are checked in the code.
     text = re.sub(r"\*\*`.*?`\*\*", "", text, flags=re.DOTALL) if page.name == "troubleshooting.md" else text
     wrong = _wrong(page.name, text)
     assert not wrong, "\n".join(wrong)

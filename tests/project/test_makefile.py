@@ -1,4 +1,4 @@
-"""The Makefile's own promises, with a Python whose environments are empty and install nothing."""
+"""The Makefile, with a Python whose environments are empty and install nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-# Makes environments whose programs write down how they were called.
+# Creates environments whose programs record their calls.
 _PYTHON = f"""#!/bin/sh
 case "$*" in
 "-m venv "*)
@@ -86,7 +86,7 @@ def test_the_demo_starts_as_the_readme_teaches(clone):
 
 
 def test_pages_name_another_environment_for_users(clone):
-    """What the README tells users to make is none of the environments of make."""
+    """The README's environment is not one of make's environments."""
     pages = [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]
     named = {(page.name, name) for page in pages for name in re.findall(r"-m venv (\S+)", page.read_text())}
     assert {page for page, _ in named} >= {"README.md"}

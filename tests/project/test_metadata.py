@@ -1,4 +1,4 @@
-"""The files beside the code that tell of the project, and what a source archive holds."""
+"""The project's metadata files, and the contents of a source archive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def sources():
-    """The files of the project, as seen from its root."""
+    """The files of the project, relative to its root."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode != 0:
         pytest.skip("this is no checkout of git")
@@ -71,7 +71,7 @@ def test_metadata_name_every_python_and_one_version(archive):
 
 
 def test_the_version_stands_in_one_file(sources):
-    """Measurements name the version that was measured, and the changelog those that were released."""
+    """Measurements name the measured version, and the changelog the released versions."""
     (version,) = re.findall(r"version=\"(.*)\"", (ROOT / "setup.py").read_text())
     measured = ("docs/benchmarks.md", "docs/benchmarks-hosts.md", "benchmarks/pictures.json", "CHANGELOG.md")
     holds = [
@@ -92,7 +92,7 @@ def test_twine_accepts_the_source_archive(made):
 
 
 def test_wheels_and_releases_are_checked_by_twine():
-    """The programs that make what is uploaded; the workflow has not run anywhere."""
+    """The programs that create the uploaded files; the workflow itself was never run."""
     for name in ("build_backend/build_wheels.py", ".github/workflows/release.yml"):
         text = (ROOT / name).read_text()
         assert re.search(r"twine\W+check\W+--strict", text), name

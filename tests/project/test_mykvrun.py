@@ -1,4 +1,4 @@
-"""mykvrun: one line starts a job, and says at its end which worker failed."""
+"""mykvrun: one line starts a job, and names the failed worker at the end."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_the_death_of_a_worker_of_an_elastic_job_is_not_taken_for_the_failure_of
 
 
 def _read(output, *pieces, moves=False, name="stdout"):
-    """What is shown of pieces of a launcher's output, in a terminal if ``moves``."""
+    """The shown part of pieces of a launcher's output, in a terminal if ``moves``."""
     stream = Stream(output, name, moves)
     return b"".join(stream.take(piece) for piece in (*pieces, b""))
 
@@ -284,7 +284,7 @@ _BROKEN = (
     ids=["Hydra", "Open MPI 4"],
 )
 def test_pieces_of_lines_are_put_together_wherever_they_are_cut(marks, form, size):
-    """MPICH, Intel MPI and Open MPI 4 mark each piece that a worker writes; what is read ends anywhere."""
+    """MPICH, Intel MPI and Open MPI 4 mark each piece of a worker's output; reads may end anywhere."""
     text = _BROKEN.replace(b"M0:", form % b"0").replace(b"M1:", form % b"1")
     output = Output(marks)
     shown = _read(output, *(text[i : i + size] for i in range(0, len(text), size)))
@@ -450,7 +450,7 @@ def test_a_worker_whose_error_tells_of_another_worker_gets_one_line():
     shown = _shown(*((1, line) for line in first), *((0, line) for line in [*_TRACEBACK, *frames, *text]))
     said = f"mykvrun: rank 0 has failed too at x.py:3: {text[0].decode()}"
     assert shown == [*(line.decode() for line in first), said]
-    # Not where the worker has an error of its own, or is the first.
+    # Not if the worker has its own error, or is the first.
     own = [*_CHAINED, *_TRACEBACK, *text]
     assert len(_shown(*((1, line) for line in first), *((0, line) for line in own))) == len(first) + len(own)
     assert len(_shown(*((0, line) for line in [*_TRACEBACK, *text]))) == len(_TRACEBACK) + 1
@@ -537,7 +537,7 @@ def test_folders_of_ranks_are_in_order(tmp_path):
 
 
 def _of_ranks(stream, *pieces, **options):
-    """What is shown of pieces of ranks, with rank 0 alone shown whole."""
+    """The shown part of pieces of ranks, with only rank 0 shown completely."""
     output = Output(OPEN_MPI_LINES, ranks=ShownRanks(parse_ranks("0", 3)))
     marked = (b"[prterun-vm-7@1,%d]<stdout>: %s" % piece for piece in pieces)
     return _read(output, *marked, name=stream, **options).decode()
@@ -629,7 +629,7 @@ def test_a_worker_that_ends_before_init_is_told_from_others(has_joined, capsys):
 
 
 def _end_in_a_terminal(tmp_path) -> str:
-    """What mykvrun writes at the end in a terminal, with single ends of lines."""
+    """mykvrun's last output in a terminal, with single newlines."""
     (tmp_path / "bar.py").write_text(_IN_A_TERMINAL)
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "mykvrun", "-n", "2", str(tmp_path / "bar.py")]
@@ -1125,7 +1125,7 @@ def test_options_after_the_program_are_the_programs():
     "start", [[], ["--"], ["--tag-output", "-x", "A=1"], ["-n3", "--mpi-args", "--mca btl self", "--"]]
 )
 def test_nothing_behind_the_program_is_an_option_of_mykvrun(start):
-    """Scripts have options that begin as options of mykvrun do, or are the same."""
+    """Scripts have options that equal options of mykvrun, or begin like them."""
     program = ["python", "train.py", "--network", "vgg16", "--net", "x", "--n", "-ho", "--log=3", "--", "-v", "--check"]
     request = parse(["-n", "2", *start, *program])
     assert request.job.program == program and not request.is_check

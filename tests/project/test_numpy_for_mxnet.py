@@ -1,4 +1,4 @@
-"""mykvrun/numpy_for_mxnet.py: what MXNet gets in place of names that numpy has removed."""
+"""mykvrun/numpy_for_mxnet.py: MXNet's replacements for names that numpy has removed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_names_mean_what_they_meant():
 
 
 def test_mxnet_is_imported_where_numpy_lacks_all_these_names():
-    """And numpy still lacks them afterwards: other packages ask what it has."""
+    """numpy itself still lacks them afterwards: other packages test its contents."""
     code = """if True:
         import contextlib, sys, warnings
         import numpy

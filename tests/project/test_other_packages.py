@@ -12,7 +12,7 @@ from harness.support import array, dense_network, mx, numbers
 
 @pytest.fixture(autouse=True)
 def _training(rank):
-    """A step before the package is used, and one behind it."""
+    """A step before the package is used, and one after it."""
     net = dense_network(3)
     trainer = mykv.DistributedTrainer(net.collect_params(), "adam", {"learning_rate": 0.01})
 

@@ -1,4 +1,4 @@
-"""What several pages show is the same text, and code on the pages runs."""
+"""Repeated parts of pages are the same text, and code on the pages runs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _SHOWN = ["README.md", "docs/get-started.md"]  # where the output of the program
 
 
 class _Page(NamedTuple):
-    """How the code of a page is run: what the output must hold, and with what."""
+    """How the code of a page is run, and the expected output."""
 
     output: str  # a regular expression
     only_1: bool = True  # blocks of MXNet 2.0 do not take its arrays
     old_names: bool = False  # the page says which names MXNet 2.0 has in place of those of 1.9.1
     hosts: int = 1
     options: tuple[str, ...] = ()  # of mpirun
-    more: str = ""  # code behind that of the page
+    more: str = ""  # code after that of the page
 
 
-# Pages whose blocks of Python, in their order, are one program for two workers. Pieces that are no program, or need
-# more than MXNet, begin with "``` py" instead. The pages on migration have tests of their own (test_docs.py).
+# Pages whose blocks of Python, in their order, are one program for two workers. Fragments, or code that needs more than
+# MXNet, begin with "``` py" instead. The pages on migration have tests of their own (test_docs.py).
 _SAME_WEIGHTS = "mykv.check_in_step(net.collect_params())\n"
 _PROGRAMS = {
     "backward.md": _Page(r"rank 1: \(32, 4\)", only_1=False),
@@ -105,8 +105,8 @@ def _numbers(text: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"^epoch \d: loss (\S+), rank 0 of 2$", text, re.MULTILINE)]
 
 
-# Words with a letter or digit in README.md and docs/*.md; docs/reference/ is made from the sources. Some room is left
-# for rows that come with a change. Without room, shorten a page.
+# Words with a letter or digit in README.md and docs/*.md; docs/reference/ is generated. There is some room for new
+# rows. Without room, shorten a page.
 _MOST_WORDS = 45_500
 
 
@@ -235,7 +235,7 @@ mykv.check_in_step(net.collect_params())
 
 @pytest.mark.skipif(IS_2, reason="GluonTS is for MXNet 1.x")
 def test_the_recipe_for_gluonts_runs_as_printed(mpirun):
-    """In a program that has not called init() before, as the page has it."""
+    """In a program that has not called init() before, as on the page."""
     recipe = re.search(r"^``` py\n(.*?gluonts.*?)^```$", (_DOCS / "training.md").read_text(), re.MULTILINE | re.DOTALL)
     result = mpirun(2, _GLUONTS + recipe.group(1) + _GLUONTS_TRAINS)
     assert result.code == 0, result.text
@@ -247,13 +247,13 @@ _LITTLE = "a all and at for from how in is it not of on or that the to when whic
 
 
 def _words(text: str) -> set[str]:
-    """The words of an anchor or a heading by their first five letters, without those that say little."""
+    """The words of an anchor or a heading by their first five letters, without stop words."""
     return {word[:5] for word in re.findall(r"[a-z]+", text.lower()) if word not in _LITTLE.split()}
 
 
 @pytest.mark.parametrize("page", [page.name for page in sorted(_DOCS.glob("*.md"))])
 def test_anchors_stand_above_their_own_sections(page):
-    """An anchor of an earlier heading has no more words of another heading than of the one that it stands above."""
+    """An anchor of an earlier heading matches its own heading at least as well as any other."""
     text = re.sub(r"^```.*?^```$", "", (_DOCS / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = {found.start(): found.group(1) for found in re.finditer(r"^#+ (.+)$", text, re.MULTILINE)}
     for anchor in re.finditer(r'^<a id="([\w-]+)"></a>$', text, re.MULTILINE):

@@ -1,4 +1,4 @@
-"""docs/pictures.md shows what benchmarks/pictures.json and the pages of benchmarks say."""
+"""docs/pictures.md agrees with benchmarks/pictures.json and the pages of benchmarks."""
 
 from __future__ import annotations
 

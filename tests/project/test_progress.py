@@ -1,4 +1,4 @@
-"""Progress bars of long work: on a terminal only, and no installation needs tqdm."""
+"""Progress bars of long work: only in terminals, and no installation needs tqdm."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _LONG = ["work", "launches", "wheels"]  # left out of `make test`
 
 
 def _run(script: str, terminal: bool, path: Path | None = None) -> str:
-    """What a program writes to stderr, which may be a terminal."""
+    """A program's output on stderr, which may be a terminal."""
     places = [*([path] if path else []), ROOT / "tests"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
     # From the root, `benchmarks` is found; -P is not in Python 3.8, so the installed package is put first.

@@ -1,4 +1,4 @@
-"""mykvrun --max-restarts: a failed job is started again, after all that is left of it has ended."""
+"""mykvrun --max-restarts: a failed job is restarted, after all its remaining processes have ended."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ time.sleep(99)
 
 
 def test_nothing_of_the_failed_attempt_is_left_and_the_last_status_counts(tmp_path):
-    """Its process holds a port that the next attempt needs, in a session of its own, and ignores SIGTERM."""
+    """Its process holds a port that the next attempt needs, in its own session, and ignores SIGTERM."""
     port = 20000 + hash(str(tmp_path)) % 10000
     (tmp_path / "leaves.py").write_text(_LEAVES_A_PROCESS)
     options = ["-n", "2", "--max-restarts", "1", "--restart-pause", "0.1", "--output-filename", tmp_path / "out"]

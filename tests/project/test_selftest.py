@@ -1,4 +1,4 @@
-"""python -m kvstore_plugin.selftest: a report alone and under mpirun, also of an installation that is broken."""
+"""python -m kvstore_plugin.selftest: a report alone and under mpirun, even of a broken installation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MEASURED = ("allreduce of 4 KB", "allreduce of 64 MB")
 @pytest.fixture
 def selftest(mpirun, tmp_path):
     def run(ranks: int, env=None, missing=None):
-        if missing:  # a module of this name that is found first, and fails as if it were not there
+        if missing:  # a module of this name that is found first, and fails as if it were missing
             source = f"raise ModuleNotFoundError('No module named {missing}', name={missing!r})"
             (tmp_path / f"{missing}.py").write_text(source)
             env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}

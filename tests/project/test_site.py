@@ -13,7 +13,7 @@ import pytest
 _ROOT = Path(__file__).parents[2]
 _MKDOCS = _ROOT / ".venv-docs/bin/mkdocs"  # `make docs` makes it
 
-# What a browser fetches by itself: a tag, its attribute, and the relations for which a <link> is fetched.
+# Automatic requests of a browser: a tag, its attribute, and the relations for which a <link> is fetched.
 _FETCHED = {**dict.fromkeys(["script", "img", "iframe", "source", "video"], "src"), "object": "data", "link": "href"}
 
 
@@ -63,7 +63,7 @@ def test_pages_load_nothing_from_elsewhere(site):
             assert address.startswith(("data:", "/")) or path.exists(), f"{page.name}: {address} is missing"
     for sheet in site.rglob("*.css"):
         assert not re.findall(r"""(?:url\(|@import)\s*['"]?(?:https?:)?//[^)'"]*""", sheet.read_text()), sheet
-    # The theme loads mermaid from another site where a page has such a drawing.
+    # The theme loads mermaid from another site if a page has such a diagram.
     assert not any('class="mermaid"' in page.read_text() for page in pages)
 
 

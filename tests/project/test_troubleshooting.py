@@ -1,7 +1,7 @@
-"""docs/troubleshooting.md names the messages that the sources hold, and all that tell of a state of the job.
+"""docs/troubleshooting.md has only messages of the sources, and all messages about a state of the job.
 
 A message on the page is ``**`text`**``, with "…" for each variable part. Messages about an argument of a call
-(TypeError, ValueError and the like) say everything themselves and may be missing on the page.
+(TypeError, ValueError and the like) explain themselves and may be missing on the page.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ARGUMENT_ERRORS = [
     "wrong_value",
 ]
 _LOGS = ("warning", "info", "warn", "say", "error")
-# A sentence of so many words that is no docstring is a message also where another line raises or logs it.
+# A text with this many words that is not a docstring is a message, even if another line raises or logs it.
 _SENTENCE_WORDS = 10
 # Arguments whose strings describe code: kvstore_plugin/compat/patches.py, mykvrun/command_line.py.
 _DESCRIPTIONS = ("why", "does", "help", "description")
@@ -112,7 +112,7 @@ _INTERNAL = {
 
 
 def _text(node):
-    """The text of an expression, with a hole for each part that is not fixed."""
+    """The text of an expression, with a hole for each variable part."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return re.sub(r"%(?:\.\d)?[sdfg]|\{\w*(?:!r)?\}", _HOLE, node.value)
     if isinstance(node, ast.JoinedStr):
@@ -131,7 +131,7 @@ def _inside(nodes):
 
 
 def _python_texts(tree):
-    """All texts of a module but docstrings, and those of them that tell of a state of the job."""
+    """All texts of a module except docstrings, and those about a state of the job."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     raised = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)]
     nodes = list(ast.walk(tree))

@@ -1,4 +1,4 @@
-"""What a type checker sees of the package is there, and is true."""
+"""The types that a type checker sees exist and are true."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _without_brackets(text: str) -> str:
 
 
 def _of_module(scope) -> dict[str, list[list[str]] | None]:
-    """Each public name of the module or class with its signatures; None for what is no function."""
+    """Each public name of the module or class with its signatures; None if it is not a function."""
     names = {}
     for name, value in vars(scope).items():
         if inspect.isclass(value):

@@ -1,4 +1,4 @@
-"""A warm step stays readable: how many functions, in how many files, a reader follows through it."""
+"""A warm step stays readable: it calls a limited number of functions in a limited number of files."""
 
 from __future__ import annotations
 

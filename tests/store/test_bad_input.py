@@ -99,7 +99,7 @@ def test_the_same_mistake_on_all_ranks_leaves_them_in_step(store, rank, size, ca
     error, call = _WRONG[case]
     with pytest.raises(error) as failure:
         call(store)
-    assert isinstance(failure.value, MXNetError)  # which scripts for MXNet's own stores catch
+    assert isinstance(failure.value, MXNetError)  # caught by scripts for MXNet's own stores
     _next_call_works(store, "k", size)
 
 
@@ -234,7 +234,7 @@ def test_error_of_an_array_keeps_its_text_where_it_came_from(store, rank, size):
 
 @pytest.mark.ranks(2)
 def test_out_that_carries_an_error(store, rank, size):
-    """An error in what is only written is still an error: MXNet's own operators treat it so."""
+    """An error in an array that is only written is still an error, as in MXNet's own operators."""
     out = array(np.ones(3, "float32"))
     if rank == 1:
         fail(out)

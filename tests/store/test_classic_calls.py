@@ -19,7 +19,7 @@ def store():
     return mx.kv.create("mykv")
 
 
-# What each worker pulls, written to a file, under either store. Values are multiples of a quarter: sums are exact.
+# Writes each worker's pulled values to a file, with either store. Values are multiples of a quarter: sums are exact.
 _CALLS = """
     import sys
     store_name, file = sys.argv[1:]
@@ -174,7 +174,7 @@ def test_in_a_process_set(rank):
 
 @pytest.mark.ranks(2)
 def test_init_copies(store, rank):
-    """Neither does a later change of the value reach the store, nor a push the value."""
+    """A later change of the value does not reach the store, and a push does not change the value."""
     mine = array(np.full(3, 1.0 + rank))
     store.init("key", mine)
     mine[:] = 50
@@ -196,7 +196,7 @@ def test_init_again_gives_the_new_value_of_rank_0(store, rank):
 
 @pytest.mark.ranks(2)
 def test_broadcast_lends_its_out_to_the_store(store, rank, size):
-    """A weight is not held twice; a sum that is pushed without an optimizer does not overwrite it."""
+    """A weight is not stored twice; a sum that is pushed without an optimizer does not overwrite it."""
     weight = array(np.full(3, 5.0 + rank))
     store.broadcast("weight", weight, out=weight)
     weight += 1
@@ -324,7 +324,7 @@ def _ones(n=3):
 
 _LIMIT = 5.0  # seconds until every rank has its error, on a machine that is busy
 
-# What one rank does in place of a push of the key 'k', which holds three numbers.
+# One rank's call instead of a push of the key 'k', which holds three numbers.
 _WRONG_PUSHES = {
     "never initialized": (ValueError, "never initialized", lambda s: s.push("other", _ones())),
     "another shape": (ValueError, r"\(3,\) .* \(4,\)", lambda s: s.push("k", _ones(4))),
@@ -370,7 +370,7 @@ def test_a_wrong_push_is_an_error_on_both_ranks(store, rank, size, case):
 @pytest.mark.parametrize("method", ["init", "broadcast", "push"])
 def test_other_shapes_on_the_ranks_are_an_error_on_both(store, rank, size, method):
     mine = _ones(3 + rank)
-    if method == "push":  # each has its own value in the store, by a mistake that was not read
+    if method == "push":  # each worker has its own value in the store, since the error was never read
         store.init("k", mine)
     begin = time.monotonic()
     (store.push if method == "push" else getattr(store, method))("k", mine)
@@ -526,7 +526,7 @@ def _as_mxnet_does(store, rank):
 @pytest.mark.ranks(1, 2)
 def test_calls_do_what_mxnets_own_store_does(store, rank, size):
     class TimesSize:
-        """MXNet's own store of one process, as that of several that all bring the same."""
+        """MXNet's own store of one process, as a store of several workers with equal inputs."""
 
         num_workers = size
 

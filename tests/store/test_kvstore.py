@@ -1,4 +1,4 @@
-"""MyKV as a registered KVStore: its face, its keys, and the stock gluon.Trainer on top of it."""
+"""MyKV as a registered KVStore: its interface, its keys, and the stock gluon.Trainer with it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_stock_trainer_keeps_workers_equal(rank, size, gather, by_name):
 
 @pytest.mark.ranks(2)
 def test_trainer_given_the_name_takes_gradients_of_all_workers(rank, size):
-    """A worker that only trained beside the others would see its own gradient."""
+    """A worker that trained alone would see its own gradient."""
     net = dense_network(seed=0)
     trainer = gluon.Trainer(
         net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore="mykv", update_on_kvstore=False

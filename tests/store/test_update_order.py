@@ -1,4 +1,5 @@
-"""Optimizers that wait while they update: workers that push keys in different orders get an error and do not hang."""
+"""Optimizers that wait while they update: workers that push keys in different orders get an error instead of
+hanging."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 from harness.support import MXNetError, array, clear_errors, mx, value
 
 _NAMES = [name for name in ("lars", "lbsgd") if name in mx.optimizer.Optimizer.opt_registry]
-_LIMIT = 20.0  # seconds; two workers that wait for each other would take for ever
+_LIMIT = 20.0  # seconds; a deadlock would take forever
 _every = pytest.mark.parametrize("name", _NAMES)
 
 

@@ -1,5 +1,5 @@
 """Target: a worker is stopped with SIGSTOP in the middle of a training. The others' warning names it, and after SIGCONT
-the training goes on and ends with the bits of one that nobody disturbed.
+the training continues and ends with the bits of an undisturbed training.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class Symmetric(Idioms):
     """One run of a program that all workers run alike."""
 
     def do_stage(self, draw: random.Random) -> None:
-        """The network begins anew, with a new trainer."""
+        """The network is reinitialized, with a new trainer."""
         if draw.random() < 0.7:
             self.net.initialize(Values(draw.randrange(1000)), ctx=self.device, force_reinit=True)
         else:
@@ -39,7 +39,7 @@ class Symmetric(Idioms):
         self.hold()
 
     def do_copied(self, draw: random.Random) -> None:
-        """All workers copy the network, and some go on with the copy."""
+        """All workers copy the network, and some continue with the copy."""
         other = pieces.copied(self.net)
         self.disturb("phase")
         if other is None:
@@ -66,7 +66,7 @@ class Symmetric(Idioms):
 
     def do_process_set(self, draw: random.Random) -> None:
         """A process set, in which some workers sum something or train another network."""
-        size = mykv.size()  # also where this run is alone: all workers run it then
+        size = mykv.size()  # even in the single-process run, which all workers make
         members = sorted(draw.sample(range(size), draw.choice([1, size - 1])))
         part = mykv.add_process_set(members)
         trains = draw.random() < 0.5

@@ -1,4 +1,4 @@
-"""What a target is given, and what it gives back."""
+"""The input and the result of a target."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mykvrun.progress import Progress
 
 
 class Budget:
-    """How long a target may go on, and the seed that it begins with.
+    """A target's time limit and its first seed.
 
     Parameters
     ----------
@@ -29,11 +29,11 @@ class Budget:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds that are left; below 0 when the time is over."""
+        """Remaining seconds; negative when the time is over."""
         return self._end - time.monotonic()
 
     def allows(self, tally: Tally) -> bool:
-        """Whether to try once more."""
+        """Whether to make another try."""
         if self._progress is not None:
             self._progress.tell(f"{tally.tried} tried, {len(tally.failures)} failed")
             self._progress.reach(self._seconds - self.left())
@@ -42,7 +42,7 @@ class Budget:
 
 @dataclasses.dataclass
 class Tally:
-    """How often something was tried, and each failure in words that let it be tried again alone."""
+    """The number of tries, and each failure with the information to repeat it."""
 
     tried: int = 0
     failures: list[str] = dataclasses.field(default_factory=list)
@@ -51,7 +51,7 @@ class Tally:
 
     @property
     def survived(self) -> int:
-        """How many did not fail."""
+        """Number of successes."""
         return self.tried - len(self.failures)
 
     def add(self, failure: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The trainings that targets disturb, each by a name: what is trained, with which trainer, and what a step of it is.
+"""The trainings that targets disturb, each by a name: the network, the trainer, and a step.
 
 buckets, store         DistributedTrainer, its optimizer on each worker or on the store
 stock, stock on the store   gluon.Trainer with update_on_kvstore=False and True
@@ -50,11 +50,11 @@ class Training:
         self.trainer = self._trainer()
 
     def context(self) -> ContextManager:
-        """What is around a loop of steps."""
+        """The context of a loop of steps."""
         return mykv.join(self.trainer) if self._mode == "join" else contextlib.nullcontext()
 
     def steps(self, most: int) -> int:
-        """How many of at most so many steps this worker makes."""
+        """The number of steps that this worker makes, of at most this number."""
         return max(most - (mykv.size() - 1 - mykv.rank()), 1) if self._mode == "join" else most
 
     def loss(self, step: int) -> Any:

@@ -1,4 +1,4 @@
-"""A rank that trains and saves until somebody kills it: ``victim MODE HOSTS``.
+"""A rank that trains and saves until it is killed: ``victim MODE HOSTS``.
 
 The mode core has numpy alone; the others are a training with MXNet each, as training.py makes it.
 """

@@ -1,6 +1,6 @@
-"""broadcast_states: after one worker alone has loaded a checkpoint, all go on from it as if all had.
+"""broadcast_states: after only one worker has loaded a checkpoint, all continue as if all had loaded it.
 
-And what happens where it is not called: an error that names it.
+Without the call, an error names it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _step(net, trainer, seed, contexts=None):
 
 
 def _checkpoint(kind, optimizer, path, rank, steps=5):
-    """Train alike on all workers, save on rank 0, and return what all reach after as many steps more."""
+    """Train alike on all workers, save on rank 0, and return the state after the same number of further steps."""
     net = _network(seed=1)
     trainer = _trainer(kind, net, optimizer, _scheduler())
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""clip_global_norm clips as gluon.utils.clip_global_norm does in one process that has the gradients of all workers."""
+"""clip_global_norm equals gluon.utils.clip_global_norm in one process with the gradients of all workers."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def test_the_loss_scale_of_amp_does_not_count(rank, size, dtype):
 @pytest.mark.parametrize("options", [{}, {"bucket_bytes": 1 << 20}, {"update_on_kvstore": True}], ids=str)
 @pytest.mark.parametrize("read", ["weights", "norm on one"])
 def test_a_failed_step_changes_no_weight_and_the_next_one_works(rank, size, options, read):
-    """Also where a worker reads the norm first, which clears the error that all arrays of the step share."""
+    """Even if a worker reads the norm first, which clears the error that all arrays of the step share."""
     net, undisturbed = (dense_network(0, widths=(1100, 1000, 900, 2), dtype="float64") for _ in range(2))
     trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, clip_global_norm=_MOST, **options)
     calm = mykv.DistributedTrainer(undisturbed.collect_params(), *_SGD, clip_global_norm=_MOST, **options)
@@ -427,7 +427,7 @@ def test_workers_with_other_norms_are_refused(rank):
 
 @pytest.mark.ranks(1)
 def test_gradients_on_gpus_take_mxnets_operators(rank, monkeypatch):
-    """The road of arrays on GPUs, on arrays of the CPU."""
+    """The code path of GPU arrays, on CPU arrays."""
     from kvstore_plugin.gradients import clipping, squares
 
     results = []

@@ -1,4 +1,4 @@
-"""What scripts usually do around a trainer, with several workers."""
+"""Usual actions of scripts around a trainer, with several workers."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_workers_with_more_data_go_on_and_the_others_stay_in_step(rank, size, ga
     assert joined.last_rank == int(np.argmax(steps))
     seen = gather((checksum(net), _states(trainer)))
     assert all(one == seen[0] for one in seen)
-    # Behind the block everything goes on as before it.
+    # After the block everything continues as before.
     _backward(net, 99, rank)
     trainer.step(4)
     assert len(set(gather(checksum(net)))) == 1
@@ -202,7 +202,7 @@ def test_schedules_follow_the_steps_of_all(rank, gather):
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("ended", ["does not use it", "uses it"])
 def test_stale_gradients(rank, gather, ended):
-    """Who has ended uses no parameter, so one that the others do not use either is left alone."""
+    """Ended workers use no parameter, so a parameter that the others do not use either is left alone."""
     net, rarely = dense_network(seed=0), dense_network(seed=1, widths=(6,))
     both = {**{f"a{k}": p for k, p in structure(net).items()}, **{f"b{k}": p for k, p in structure(rarely).items()}}
     trainer = mykv.DistributedTrainer(both, *_SGD)
@@ -496,7 +496,7 @@ def test_without_join_a_worker_that_goes_on_to_other_calls_is_an_error_on_all(ra
             _backward(net, step, rank)
             trainer.step(4)
             if rank:
-                mx.nd.waitall()  # as one who looks at the loss
+                mx.nd.waitall()  # like a program that reads the loss
         if then == "barrier":
             mykv.barrier()
         elif then == "metric":
@@ -521,7 +521,7 @@ def test_without_join_the_first_step(rank):
 
 
 def _come_late(rank):
-    """Rank 0 was in a call that waits, to which the others had not come; there they find the error too."""
+    """Rank 0 was in a blocking call that the others had not reached; there they get the error too."""
     if rank:
         with pytest.raises(MXNetError, match="rank 0 is in"):
             mykv.barrier()

@@ -1,4 +1,4 @@
-"""docs/learning-rate.md: what divides by what, and the page's program with a warm-up."""
+"""docs/learning-rate.md: the divisions, and the page's program with a warm-up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RATE, _BATCH = 0.5, 4
 
 
 def _change(make_trainer, batches, batch_size, mean=False):
-    """How much one step over these batches changes the weights of a linear layer."""
+    """The change of a linear layer's weights by one step over these batches."""
     net = gluon.nn.Dense(1, in_units=3, use_bias=False)
     net.initialize(mx.init.One())
     if len(batches) > 1:

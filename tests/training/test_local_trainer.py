@@ -60,7 +60,7 @@ class _Model:
         self.pending = None  # changes under way, and the weights when they were taken
 
     def steps(self, numbers, first: int, shape=(6,)) -> None:
-        """Let worker i make numbers[i] steps."""
+        """Make numbers[i] steps on worker i."""
         for rank, (net, trainer, number) in enumerate(zip(self.nets, self.trainers, numbers)):
             for step in range(first, first + number):
                 _backward(net, step, rank, shape)
@@ -449,7 +449,7 @@ def test_a_refused_meeting_changes_nothing_and_the_next_one_works(gather, rank, 
         if step == 1 and rank == 0:
             before = parameters(net)
             trainer._meetings.refuse("told to")
-            trainer._steps_since = -1  # this worker leaves the meeting out
+            trainer._steps_since = -1  # this worker skips the meeting
             trainer.step(_BATCH)
             trainer._steps_since = 0
             break
@@ -526,7 +526,7 @@ def _said(call) -> str:
 
 
 def _interrupting(original, monkeypatch, owner):
-    """Let a method press Ctrl-C once, at its end."""
+    """Make a method raise KeyboardInterrupt once, at its end."""
 
     def interrupt(self, *arguments, **named):
         monkeypatch.undo()

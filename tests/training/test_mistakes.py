@@ -1,4 +1,4 @@
-"""A worker makes a user's mistake in a step, all catch the error, and go on: no weight differs between them."""
+"""A worker makes a user's mistake in a step, all catch the error and continue: no weight differs between them."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_stale_gradients_that_one_worker_ignores_fail_all_operations_of_the_step
 @pytest.mark.parametrize("late", [0, 3])
 @pytest.mark.parametrize("read", ["weight", "gradient"])
 def test_who_reads_one_array_of_a_failed_step_lets_no_other_update_run(rank, gather, kind, read, late):
-    """MXNet forgets an error that several arrays share as soon as one of them has raised it."""
+    """MXNet clears an error that several arrays share as soon as one of them has raised it."""
     optimizer = mx.optimizer.SGD(learning_rate=0.1)
     optimizer.__class__, optimizer.aggregate_num = _LateUpdate, 1
     training = _Training(kind, rank, optimizer)
@@ -290,7 +290,7 @@ def test_a_failed_update_of_one_of_two_trainers_of_the_same_parameters(rank, gat
         with pytest.raises(MXNetError, match="an operation of MXNet in an update"):
             training.step(trainer)
         clear_errors()
-    mykv.broadcast_states(training.first)  # the other trainer's own parameter is as it was
+    mykv.broadcast_states(training.first)  # the other trainer's own parameter is unchanged
     for trainer in (training.second, training.first):
         training.step(trainer)
         assert len(set(gather(checksum(training.net)))) == 1

@@ -43,7 +43,8 @@ def _train(net, trainer, rank, steps=3):
 
 
 def _alone(ranks, steps=3, learning_rate=0.1):
-    """What the workers `ranks` come to, in one process: from the values of the first, on the mean of all."""
+    """The expected result of the workers `ranks`, in one process: from the first worker's values, with the mean
+    gradients."""
     net = dense_network(seed=ranks[0], dtype="float64")
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": learning_rate}, kvstore=None)
     for step in range(steps):

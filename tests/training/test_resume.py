@@ -1,4 +1,4 @@
-"""Trainers and stores that are kept over shutdown() and init() with another communicator."""
+"""Trainers and stores that survive shutdown() and init() with another communicator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _part_of_world(is_in, key):
 
 @pytest.fixture
 def begin(gather):
-    """Let all ranks leave, and some of them join again; the next test has all ranks."""
+    """All ranks leave, and some of them join again; the next test has all ranks."""
 
     def begin(comm):
         mx.nd.waitall()
@@ -64,7 +64,7 @@ def test_training_goes_on_with_fewer_workers_on_two_hosts(rank, size, gather, be
 
 
 def _require_fewer_and_another_order(rank, size, gather, begin, kind) -> None:
-    """The last rank trains alone and is then rank 0: all go on from its weights, states and counts."""
+    """The last rank trains alone and is then rank 0: all continue from its weights, states and counts."""
     is_alone = rank == size - 1
     net = dense_network(seed=rank if kind == "trainer" else 0)
     if kind == "trainer":
@@ -134,7 +134,7 @@ def test_states_of_another_division_are_refused_on_two_hosts(rank, gather, begin
 
 
 def _require_refusal_until_loaded(rank, gather, begin, kind, tmp_path) -> None:
-    """The same ranks go on with them; others must load a file, and go on then."""
+    """The same ranks continue with them; other ranks must load a file first."""
     path = gather(str(tmp_path / "states"))[0]
     net = dense_network(seed=0)
     if kind == "trainer":
@@ -199,7 +199,7 @@ class _OnStore:
 
 @pytest.mark.ranks(2)
 def test_a_trainer_of_before_does_not_meet_one_that_is_new(rank, begin):
-    """They would go on with different states of the optimizer."""
+    """They would continue with different states of the optimizer."""
     reason = r"made before the last init|is in DistributedTrainer\(\)"
     refused = pytest.raises((RuntimeError, mx.base.MXNetError), match=reason)
     nets = [dense_network(seed=rank) for _ in range(2)]

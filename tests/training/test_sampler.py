@@ -1,4 +1,4 @@
-"""DistributedSampler: who gets which samples."""
+"""DistributedSampler: the workers' samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The statistics: counts are what was called, the slow worker is named, and a report never holds up a job."""
+"""The statistics: counts match the calls, the slow worker is named, and a report never delays a job."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_share_of_communication_while_backward_runs(rank, count, gather):
     def work():
         if rank == 0:
             push("some", "early")
-            time.sleep(4 * _LATE)  # as if backward went on
+            time.sleep(4 * _LATE)  # as if backward continued
             push("last", "late")
             gather("waiting")
             time.sleep(_LATE)
@@ -248,7 +248,7 @@ def test_what_a_stock_trainer_does_with_sums_is_told(rank, size, on_store):
 
 
 class _Bar:
-    """As a progress bar of tqdm."""
+    """Like a tqdm progress bar."""
 
     def __init__(self):
         self.texts = []
@@ -258,7 +258,7 @@ class _Bar:
 
 
 class _Writer:
-    """As a SummaryWriter of mxboard."""
+    """Like mxboard's SummaryWriter."""
 
     def __init__(self):
         self.points = []

@@ -1,4 +1,4 @@
-"""What can be chosen about a DistributedTrainer: sums, groups, buckets, broadcasts, compression."""
+"""Options of DistributedTrainer: sums, groups, buckets, broadcasts, compression."""
 
 from __future__ import annotations
 
@@ -471,7 +471,7 @@ def test_update_compares_batch_sizes_too(rank, size, gather, who):
     before = checksum(net)
     with pytest.raises(MXNetError, match=r"an update with batch size 8 \(.*rank 1 .*batch size 7 \("):
         step(8 - (rank > 0 if who == "all" else rank == 1))
-        mx.nd.waitall()  # to read a weight would let updates of others that have not run yet go on
+        mx.nd.waitall()  # reading a weight would clear the error for pending updates of other weights
     clear_errors()
     assert checksum(net) == before
     for batch_size in (8, 4, 8):
@@ -540,7 +540,7 @@ def test_a_step_that_one_worker_does_not_take_counts_on_all(rank, gather, what):
         mx.nd.waitall()
     clear_errors()
     assert checksum(net) == before
-    if what == "ignore_stale_grad":  # who calls other methods than the others can never be in step with them
+    if what == "ignore_stale_grad":  # a worker that calls other methods can never be in step
         for _ in range(2):
             _backward(net, rank)
             trainer.step(4)

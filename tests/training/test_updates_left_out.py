@@ -1,4 +1,4 @@
-"""allreduce_grads() without update(): what counts as an update is what every worker has done."""
+"""allreduce_grads() without update(): an update counts only if every worker has made it."""
 
 from __future__ import annotations
 
