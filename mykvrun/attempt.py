@@ -102,8 +102,11 @@ def _status(command: Command, output: Output, notes: Path, losses: Losses, signa
         ]
         for thread in threads:
             thread.start()
-        code = process.wait()
-        if code < 0:
+        code = workers.wait_for(process)
+        if code is None:
+            say("the launcher had not ended seconds after its last worker, and was killed.")
+            code = 1
+        elif code < 0:
             workers.end_orphans(but=guard)
         for thread in threads:
             thread.join()

@@ -18,6 +18,7 @@ from typing import Iterator
 _PAUSE_S = 0.5
 _ORPHANS_S = 5.0  # from SIGTERM to SIGKILL
 _KILLED_S = 10.0  # wait after SIGKILL: a process may be in disk wait
+_WITHOUT_WORKERS_S = 5.0  # for which a launcher may go on after its last worker has ended
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -63,6 +64,26 @@ def _guard(launcher: int, reading: int, others: list[int]) -> None:
             os.kill(launcher, signal.SIGTERM)
     finally:
         os._exit(0)
+
+
+def wait_for(launcher: subprocess.Popen[bytes]) -> int | None:
+    """Wait until the launcher ends, and return its status; None if it had to be killed.
+
+    Open MPI's launcher hangs if a worker connects to it while it is ending the job: all workers have ended, and it
+    waits for one of its own threads.
+    """
+    had_workers, without_since = False, 0.0
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return launcher.wait(_PAUSE_S)
+        if next(_below(launcher.pid), None) is not None:
+            had_workers, without_since = True, 0.0
+        elif had_workers:
+            without_since = without_since or time.monotonic()
+            if time.monotonic() - without_since > _WITHOUT_WORKERS_S:
+                launcher.kill()
+                launcher.wait()
+                return None
 
 
 def end_orphans(but: int | None = None) -> None:

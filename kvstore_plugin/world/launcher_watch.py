@@ -33,9 +33,14 @@ def begin() -> None:
     launcher = launched.launcher()
     if launcher is None:
         return
-    with contextlib.suppress(OSError):
-        arguments = (launcher, pidfd(launcher), os.getpid())
-        threading.Thread(target=_watch, args=arguments, name="kvstore_plugin-launcher", daemon=True).start()
+    try:
+        descriptor = pidfd(launcher)
+    except TimeoutError:  # of the script's signal handler
+        raise
+    except OSError:  # the launcher has ended, or the kernel has no pidfds
+        return
+    arguments = (launcher, descriptor, os.getpid())
+    threading.Thread(target=_watch, args=arguments, name="kvstore_plugin-launcher", daemon=True).start()
 
 
 def _watch(launcher: int, descriptor: int, process: int) -> None:

@@ -19,7 +19,7 @@ import pytest
 from harness import launcher, several_hosts
 from harness.marks import long
 
-from mykvrun import attempt, commands, hosts, main, worker_notes
+from mykvrun import attempt, commands, hosts, main, worker_notes, workers
 from mykvrun.command_line import parse
 from mykvrun.errors import LaunchError
 from mykvrun.hosts import Host
@@ -715,6 +715,27 @@ def _children_of(pid):
     with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
         children = [int(word) for word in file.read().split()]
     return [one for child in children for one in (child, *_children_of(child))]
+
+
+# A launcher of one worker, which hangs as Open MPI's does where a worker connects to it while it is ending the job.
+_HANGING = """#!{python}
+import subprocess, sys, time
+print("status", subprocess.call([sys.executable, "-c", "import sys, time; time.sleep(2); sys.exit(3)"]), flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_launcher_that_outlives_its_workers_is_ended(tmp_path, monkeypatch, capfd):
+    launcher = tmp_path / "mpirun"
+    launcher.write_text(_HANGING.format(python=sys.executable))
+    launcher.chmod(0o755)
+    monkeypatch.setattr(main, "find_mpi", lambda: _OPEN_MPI._replace(mpirun=str(launcher)))
+    monkeypatch.setattr(workers, "_WITHOUT_WORKERS_S", 1.0)
+    begin = time.monotonic()
+    assert main.main(["-n", "1", "true"]) == 1
+    assert time.monotonic() - begin < 60
+    shown = capfd.readouterr()
+    assert "status 3" in shown.out and "the launcher had not ended seconds after its last worker" in shown.err
 
 
 def test_a_dry_run_prints_a_command_that_a_shell_takes(tmp_path, script):
