@@ -2,8 +2,8 @@
 
 The core's parsers (csrc/testing/parsers.cpp) run under libFuzzer with the address and undefined-behaviour sanitizers,
 which needs clang; those in Python (parsers.py) run under atheris. Inputs that reach something new are kept in --work
-from run to run; with --keep they are merged into corpus/, which the ordinary tests replay. An input that a parser does
-not bear ends its run with an error, and its file is named.
+from run to run; with --keep they are merged into the corpus (corpus.py), which the ordinary tests replay. An input that
+a parser does not bear ends its run with an error, and its file is named.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT / "build_backend"))
+sys.path[:0] = [str(ROOT / "build_backend"), str(HERE.parent)]
+
+from fuzz import corpus  # noqa: E402
 
 # What the parsers need of the core: neither MPI nor Python.
 SOURCES = [
@@ -53,9 +56,9 @@ def main() -> int:
 
 def names() -> tuple[list[str], list[str]]:
     """The parsers of the core, and those in Python."""
-    corpus = sorted(path.name for path in (HERE / "corpus").iterdir())
-    core = [name for name in corpus if f'{{"{name}", ' in (ROOT / "csrc/testing/parsers.cpp").read_text()]
-    return core, [name for name in corpus if name not in core]
+    every = corpus.parsers()
+    core = [name for name in every if f'{{"{name}", ' in (ROOT / "csrc/testing/parsers.cpp").read_text()]
+    return core, [name for name in every if name not in core]
 
 
 def commands(work: Path, only: list[str] | None) -> dict[str, list[str]]:
@@ -123,7 +126,6 @@ def fuzz(name: str, command: list[str], chosen: argparse.Namespace) -> tuple[int
     found, crashes = chosen.work / f"found-{name}", chosen.work / f"crashes-{name}"
     for path in (found, crashes):
         path.mkdir(exist_ok=True)
-    corpus = HERE / "corpus" / name
     options = [
         "-print_final_stats=1",
         f"-artifact_prefix={crashes}/",
@@ -135,19 +137,23 @@ def fuzz(name: str, command: list[str], chosen: argparse.Namespace) -> tuple[int
     limits = [f"-max_total_time={max(1, round(chosen.seconds))}", f"-runs={chosen.runs}"]
     command = [*command, *options]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}  # one fuzzer, one core
-    ran = subprocess.run(
-        [*command, *limits, str(found), str(corpus)], capture_output=True, text=True, errors="replace", env=environment
-    )
-    count = re.search(r"number_of_executed_units:\s*(\d+)|Done (\d+) runs", ran.stderr)
-    inputs = int(count.group(1) or count.group(2)) if count else 0
-    print(f"{name}: {inputs} inputs, exit code {ran.returncode}", flush=True)
-    if ran.returncode:
-        print(ran.stderr[-6000:])
-        return inputs, ran.stderr[-6000:] or f"exit code {ran.returncode}"
-    if chosen.keep:
-        subprocess.run(
-            [*command, "-merge=1", str(corpus), str(found)], check=True, capture_output=True, env=environment
+    with tempfile.TemporaryDirectory() as unpacked:
+        for file, data in corpus.read(name).items():
+            Path(unpacked, file).write_bytes(data)
+        ran = subprocess.run(
+            [*command, *limits, str(found), unpacked], capture_output=True, text=True, errors="replace", env=environment
         )
+        count = re.search(r"number_of_executed_units:\s*(\d+)|Done (\d+) runs", ran.stderr)
+        inputs = int(count.group(1) or count.group(2)) if count else 0
+        print(f"{name}: {inputs} inputs, exit code {ran.returncode}", flush=True)
+        if ran.returncode:
+            print(ran.stderr[-6000:])
+            return inputs, ran.stderr[-6000:] or f"exit code {ran.returncode}"
+        if chosen.keep:
+            merge = [*command, "-merge=1", unpacked, str(found)]
+            subprocess.run(merge, check=True, capture_output=True, env=environment)
+            new = corpus.add(name, [path.read_bytes() for path in Path(unpacked).iterdir()])
+            print(f"{name}: {new} inputs added to the corpus", flush=True)
     return inputs, ""
 
 
