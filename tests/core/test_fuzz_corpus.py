@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
+import os
+import subprocess
+
 import mykv_core_testing
 import pytest
-from fuzz import corpus
+from fuzz import corpus, run
 from fuzz.parsers import PARSERS
 
 _PARSERS = {name: lambda data, name=name: mykv_core_testing.parse(name, data) for name in mykv_core_testing.parsers()}
@@ -53,3 +58,31 @@ def test_parser_bears_damaged_input(parser):
         for at in range(0, len(data), max(1, len(data) // 12)):
             _PARSERS[parser](data[:at])
             _PARSERS[parser](data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+
+
+@pytest.mark.long
+def test_fuzzers_are_linked_from_the_listed_sources(tmp_path):
+    """With the compiler of the core: to link a fuzzer itself takes clang."""
+    from mykv_compile import SIMD_FLAGS, _simd_flags
+
+    files = [*run.source_files(), run.HERE / "fuzz.cpp"]
+    simd = SIMD_FLAGS["_avx512"] if any(map(_simd_flags, files)) else []
+    command = [os.environ.get("CXX", "g++"), "-std=c++17", "-O0", *simd, "-fPIC", "-shared", "-Wl,--no-undefined"]
+    command += ["-pthread", '-DMYKV_PARSER="news"', f"-I{run.ROOT}/csrc", *map(str, files)]
+    result = subprocess.run([*command, "-o", str(tmp_path / "parsers.so")], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is not installed")
+def test_what_atheris_finds_is_kept(tmp_path, monkeypatch):
+    """libFuzzer merges in a process of its own, and says nothing if it cannot start that."""
+    first = next(iter(corpus.read("hostfile").values()))
+    monkeypatch.setattr(corpus, "FOLDER", tmp_path)
+    corpus.add("hostfile", [first])
+    (command,) = run.commands(tmp_path, ["hostfile"]).values()
+    chosen = argparse.Namespace(work=tmp_path, seconds=10, runs=2000, keep=True)
+    tried, failure = run.fuzz("hostfile", command, chosen)
+    assert tried and not failure
+    assert len(corpus.read("hostfile")) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -28,6 +29,7 @@ with atheris.instrument_imports(
 from parsers import PARSERS  # noqa: E402
 
 if __name__ == "__main__":
-    parser = PARSERS[sys.argv.pop(1)]
-    atheris.Setup(sys.argv, parser)
+    name, *arguments = sys.argv[1:]
+    again = shlex.join([sys.executable, __file__, name])  # to merge, libFuzzer runs its first argument in a shell
+    atheris.Setup([again, *arguments], PARSERS[name])
     atheris.Fuzz()

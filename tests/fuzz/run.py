@@ -26,6 +26,7 @@ from fuzz import corpus  # noqa: E402
 # What the parsers need of the core: neither MPI nor Python.
 SOURCES = [
     "testing/parsers.cpp",
+    "base/text.cpp",
     "compress",
     "kernels/dtype.cpp",
     "agreement/messages.cpp",
@@ -94,15 +95,17 @@ def compiler() -> list[str]:
     raise SystemExit("fuzzing the core needs clang (on Debian: apt-get install clang-14 libclang-rt-14-dev)")
 
 
+def source_files() -> list[Path]:
+    """The files behind SOURCES."""
+    return [path for name in SOURCES for path in sorted((ROOT / "csrc" / name).glob("*.cpp")) or [ROOT / "csrc" / name]]
+
+
 def compile_core(work: Path) -> list[str]:
     """The objects that all fuzzers are linked from."""
     from mykv_compile import _simd_flags
 
     made = []
-    files = [
-        path for name in SOURCES for path in sorted((ROOT / "csrc" / name).glob("*.cpp")) or [ROOT / "csrc" / name]
-    ]
-    for path in files:
+    for path in source_files():
         target = work / (path.stem + ".o")
         command = [*compiler(), "-fsanitize=fuzzer-no-link", *_simd_flags(path), "-c", str(path), "-o", str(target)]
         newest = max(one.stat().st_mtime for one in (ROOT / "csrc").rglob("*.[hc]*"))
