@@ -74,8 +74,8 @@ class Group {
                                          const std::vector<pybind11::array>& outputs, int root, int priority,
                                          const std::string& label);
 
-  // Memory on GPUs, also of other libraries. kind: 'allreduce', 'broadcast', 'reduce' or 'alltoall' (only by NCCL, see
-  // Kind). `memory` has lists:
+  // Memory on GPUs, including other libraries'. kind: 'allreduce', 'broadcast', 'reduce' or 'alltoall' (only by NCCL,
+  // see Kind). `memory` has lists:
   //   inputs, outputs   (address, device) of whole arrays of this shape; or, in their place,
   //   sources, targets  (begin, count, address, device) of pieces, in the order of their elements
   //   shards            (begin, count, root), see Request::shards

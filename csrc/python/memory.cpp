@@ -94,7 +94,7 @@ void bind_late_views(py::module_& m) {
         "Python exits: memory that views return from now on is kept.");
 }
 
-// Operations on GPU memory, also of other libraries.
+// Operations on GPU memory, including other libraries' memory.
 
 namespace {
 

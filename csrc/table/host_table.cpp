@@ -287,8 +287,8 @@ Failure HostTable::disagreement(Entry& e) const {
   return {};
 }
 
-// Why an operation that waits for ranks or hosts cannot succeed, whichever rank arrives; empty: nothing is known. It
-// says more than that a rank has left, which often leaves because of it.
+// Why an operation that waits for ranks or hosts cannot succeed, whichever rank arrives; empty: nothing is known.
+// Preferred to a rank's departure, which is often a consequence.
 Failure HostTable::known_error(Entry& e) const {
   if (e.state == State::gathering) return disagreement(e);
   return e.state == State::announced ? e.error.get() : Failure();

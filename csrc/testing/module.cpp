@@ -172,7 +172,7 @@ PYBIND11_MODULE(mykv_core_testing, m) {
       [](int count) {
         for (int k = 0; k < count; ++k) gpu::Event::record(0, nullptr);
       },
-      py::arg("count"), py::call_guard<WithoutGil>(), "Make and drop so many events of GPU 0.");
+      py::arg("count"), py::call_guard<WithoutGil>(), "Create and drop `count` events of GPU 0.");
   py::class_<gpu::Event, std::shared_ptr<gpu::Event>>(m, "GpuEvent").def(py::init([] {
     return std::const_pointer_cast<gpu::Event>(gpu::Event::record(0, nullptr));
   }));
@@ -186,7 +186,6 @@ PYBIND11_MODULE(mykv_core_testing, m) {
       },
       py::arg("function"), py::arg("argument"), py::arg("ms"),
       "A thread that Python does not know calls a function, as threads of MXNet's engine call deleters.");
-  m.def("kernel_path", &kernel_path,
-        "The instructions of this module's own kernels, which its compressors and sum_of_squares use.");
+  m.def("kernel_path", &kernel_path, "The instruction set of this module's kernels (compressors, sum_of_squares).");
   m.def("select_kernel_path", &select_kernel_path, py::arg("name"));
 }

@@ -90,8 +90,8 @@ struct Pool {
 };
 Pool& g_pool = *new Pool;
 
-// Drops all messages that were sent in a communicator before. The mark is an empty message, which mykv sends nowhere
-// else; MPI keeps the order of messages of one sender.
+// Drops all earlier messages of a communicator. The mark is an empty message, which mykv sends nowhere else; MPI keeps
+// the order of messages of one sender.
 void empty(MPI_Comm comm) {
   int size = 0, rank = 0;
   MPI_Comm_size(comm, &size);

@@ -164,7 +164,7 @@ void MpiTransport::finish(size_t at) {
   const auto over =
       std::find_if(exchanges_.begin(), exchanges_.end(), [&](auto& one) { return one.get() == &exchange; });
   exchanges_.erase(over);
-  --entering_;  // all of its chunks had entered
+  --entering_;  // all its chunks have been started
   table_.finish_pieces(index, 1);
 }
 
