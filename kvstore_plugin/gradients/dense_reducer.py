@@ -10,19 +10,18 @@ from __future__ import annotations
 import contextlib
 import operator
 import weakref
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Sequence
 
 from ..compat.mxnet import MXNetError, NDArray, Parameter, fill_with_zeros
 from ..coordination import agreement
 from ..parameters import load_tracking, trainer_state
-from ..parameters.naming import Named
 from ..world import process
 from . import equal_batches
 from .bucket_memory import GradientMemory
-from .bucket_plan import BucketMember, Operation, Reduction
+from .bucket_plan import BucketMember, Operation
 from .fence import Fence, SumsCheck
 from .planned_reducer import PlannedReducer
-from .reducer import Comparing
+from .reducer import Comparing, Task
 from .squares import Piece, Squares, share_of
 
 _data_of = operator.attrgetter("_data")
@@ -37,33 +36,18 @@ class DenseReducer(PlannedReducer):
 
     Parameters
     ----------
-    scope : str
-        Begins the names of all operations.
-    named : sequence of Named
-        Parameters with names that are the same on all ranks. Parameters near the network's input get a higher
-        priority: the next forward pass needs them first.
-    reduction, when_moved
-        As for `SharedReducer`.
-    keys : dict of int
-        The key of each parameter in the optimizer on the store, by the parameter's id().
+    task : Task
+        The dense parameters, and how to reduce their gradients.
     memory : GradientMemory, optional
         Memory that owns the gradients already; by default own_gradients() makes it.
     """
 
-    def __init__(
-        self,
-        scope: str,
-        named: Sequence[Named],
-        reduction: Reduction,
-        when_moved: Callable[[], None],
-        keys: Mapping[int, int],
-        memory: GradientMemory | None = None,
-    ) -> None:
-        super().__init__(scope, named, reduction, when_moved, keys, memory)
+    def __init__(self, task: Task, memory: GradientMemory | None = None) -> None:
+        super().__init__(task, memory)
         self._to_update: list[tuple[Operation, set[int] | None]] = []  # operations of this step, and keys; None: all
         self._sums = SumsCheck()
         self._compares = Comparing.NOTHING  # after the last allreduce()
-        self._fence = Fence(self._parameters, scope)  # after update(): compare() is one operation on all arrays
+        self._fence = Fence(self._parameters, task.scope)  # after update(): compare() is one operation on all arrays
         self._equal_batches: equal_batches.EqualBatches | None = None  # None after the first steps
         living.add(self)
 

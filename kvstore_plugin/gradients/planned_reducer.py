@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import collections
 import logging
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -21,16 +21,16 @@ from ..compat import arrays
 from ..compat.mxnet import NDArray
 from ..coordination import agreement
 from ..parameters import placement
-from ..parameters.naming import Named, described_within
+from ..parameters.naming import described_within
 from ..world import process
 from ..world.process_set import ProcessSet
 from . import bucket_plan
 from .bucket_memory import GradientMemory
-from .bucket_plan import BucketMember, Operation, Reduction
+from .bucket_plan import BucketMember, Operation
 from .bucket_sizes import number_groups
 from .communication_hook import HookedOperation
 from .fence import Fence
-from .reducer import SharedReducer
+from .reducer import SharedReducer, Task
 
 _log = logging.getLogger("kvstore_plugin")
 
@@ -42,7 +42,7 @@ class PlannedReducer(SharedReducer):
 
     Parameters
     ----------
-    scope, named, reduction, when_moved, keys, memory
+    task, memory
         As for `DenseReducer`.
 
     Attributes
@@ -53,22 +53,14 @@ class PlannedReducer(SharedReducer):
 
     factor_of_sums: Callable[[], str | None] | None = None
 
-    def __init__(
-        self,
-        scope: str,
-        named: Sequence[Named],
-        reduction: Reduction,
-        when_moved: Callable[[], None],
-        keys: Mapping[int, int],
-        memory: GradientMemory | None = None,
-    ) -> None:
-        super().__init__(scope, [(item.name, item.value) for item in named], reduction, when_moved)
-        self._exchange_name = f"{scope}/parameters"
+    def __init__(self, task: Task, memory: GradientMemory | None = None) -> None:
+        super().__init__(task)
+        self._exchange_name = f"{task.scope}/parameters"
         self._members = [
-            BucketMember(name, f"{scope}/gradients/{name}", parameter, -position, None, keys[id(parameter)])
-            for name, parameter, position in named
+            BucketMember(name, f"{task.scope}/gradients/{name}", parameter, -position, None, task.keys[id(parameter)])
+            for name, parameter, position in task.named
         ]
-        self._memory = memory or GradientMemory(self._process_set, reduction.bucket_bytes)
+        self._memory = memory or GradientMemory(self._process_set, task.reduction.bucket_bytes)
         self._operations: list[Operation] = []  # the last agreed plan; empty before the first step
         self._fences: list[Fence] = []  # a fence for each operation, if there are other ranks
         self._copies_all = False  # the ranks' plans differ

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import enum
 import weakref
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from ..compat.mxnet import MXNetError, NDArray, Parameter
 from ..coordination import operation
 from ..parameters import deferred_init
+from ..parameters.naming import Named
 from ..world import process
 from ..world import process_set as process_sets
 from ..world.process_set import ProcessSet
@@ -186,34 +187,41 @@ class WeakMethod:
         return WeakMethod, (self._owner(), self._name)  # in the copy of an object it calls the copy's method
 
 
-class SharedReducer(Reducer):
-    """Reduces gradients over a process set. Subclasses choose the operations.
+class Task(NamedTuple):
+    """What a reducer reduces, and how.
 
-    Parameters
+    Attributes
     ----------
     scope : str
         Begins the names of all operations, for example ``'trainer0'``.
-    named : sequence of (str, Parameter)
-        With names that are the same on all ranks.
+    named : sequence of Named
+        Parameters with names that are the same on all ranks. Parameters near the network's input get a higher
+        priority: the next forward pass needs them first.
     reduction : Reduction
         How gradients are reduced, the same on all ranks.
     when_moved : callable
         Called without arguments when parameters may have new arrays, before these are read.
+    keys : dict of int
+        The key of each parameter in the optimizer on the store, by the parameter's id().
     """
 
-    def __init__(
-        self,
-        scope: str,
-        named: Sequence[tuple[str, Parameter]],
-        reduction: Reduction,
-        when_moved: Callable[[], None],
-    ) -> None:
-        self._scope = scope
-        self._named = list(named)
-        self._reduction = reduction
-        self._when_moved = when_moved
-        self._process_set = reduction.process_set
-        self._parameters = [parameter for _, parameter in named]
+    scope: str
+    named: Sequence[Named]
+    reduction: Reduction
+    when_moved: Callable[[], None]
+    keys: Mapping[int, int]
+
+
+class SharedReducer(Reducer):
+    """Reduces gradients over a process set. Subclasses choose the operations."""
+
+    def __init__(self, task: Task) -> None:
+        self._scope = task.scope
+        self._named = [(item.name, item.value) for item in task.named]
+        self._reduction = task.reduction
+        self._when_moved = task.when_moved
+        self._process_set = task.reduction.process_set
+        self._parameters = [parameter for _, parameter in self._named]
         # Each parameter's number of initializations when all ranks last had values.
         self._times = [deferred_init.times(parameter) for parameter in self._parameters]
         self._comparison = Comparison(self._process_set)

@@ -6,7 +6,7 @@ exchange also shows whether the workers' steps are alike, and which worker has u
 
 from __future__ import annotations
 
-from typing import Callable, Mapping, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
@@ -15,11 +15,9 @@ from ..collectives.row_sparse import Contribution, Rows
 from ..compat.mxnet import NDArray, Parameter, SparseNDArray, hold_all_rows
 from ..coordination import agreement, operation, step_label
 from ..parameters import load_tracking, trainer_state
-from ..parameters.naming import Named
 from ..sharded_optimizer.row_update import RowUpdate
-from .bucket_plan import Reduction
 from .fence import Fence
-from .reducer import Comparing, SharedReducer
+from .reducer import Comparing, SharedReducer, Task
 
 
 class _Gradient(NamedTuple):
@@ -33,10 +31,8 @@ class SparseReducer(SharedReducer):
 
     Parameters
     ----------
-    scope, named, keys
-        As for `DenseReducer`.
-    reduction, when_moved
-        As for `SharedReducer`. The reduction's fields about buckets are not used here.
+    task : Task
+        The row_sparse parameters. The reduction's fields about buckets are not used here.
 
     Raises
     ------
@@ -44,27 +40,20 @@ class SparseReducer(SharedReducer):
         The ranks have different parameters. Collective: all ranks get the error.
     """
 
-    def __init__(
-        self,
-        scope: str,
-        named: Sequence[Named],
-        reduction: Reduction,
-        when_moved: Callable[[], None],
-        keys: Mapping[int, int],
-    ) -> None:
-        super().__init__(scope, [(item.name, item.value) for item in named], reduction, when_moved)
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
         if self._process_set.size() > 1:
-            self.fences = [Fence(self._parameters, scope, compares_weights=True)]
-        self._name = f"{scope}/sparse"
-        self._gradients = [_Gradient(item.name, item.value, keys[id(item.value)]) for item in named]
+            self.fences = [Fence(self._parameters, task.scope, compares_weights=True)]
+        self._name = f"{task.scope}/sparse"
+        self._gradients = [_Gradient(item.name, item.value, task.keys[id(item.value)]) for item in task.named]
         self._to_update: list[tuple[RowUpdate, Rows]] = []
         self._counted: list[Parameter] = []  # in the norm of this step, if each worker updates all parameters
-        self._workspace = row_sparse.Workspace(reduction.process_set)
-        self._priority = max(-item.position for item in named)
+        self._workspace = row_sparse.Workspace(self._process_set)
+        self._priority = max(-item.position for item in task.named)
         self._all_have_values = False  # all ranks had values of all parameters that need gradients in an earlier step
         self._has_begun = False  # all ranks have called the last allreduce(), and update() follows
         labels = [gradient.label for gradient in self._gradients]
-        agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
+        agreement.check_names(self._process_set, self._name, labels, f"sparse parameters of {task.scope}")
 
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
         self._has_begun = False

@@ -23,7 +23,7 @@ from ..gradients.bucket_memory import GradientMemory
 from ..gradients.bucket_plan import Reduction
 from ..gradients.bucket_sizes import default_bucket_bytes
 from ..gradients.dense_reducer import DenseReducer
-from ..gradients.reducer import UPDATE_REFUSED, Comparing
+from ..gradients.reducer import UPDATE_REFUSED, Comparing, Task
 from ..gradients.step_guard import StepGuard
 from ..nn import sync_batch_norm
 from ..parameters import deferred_init, load_tracking, resumption, trainer_state
@@ -488,7 +488,7 @@ def _reducer_of(trainer: gluon.Trainer) -> DenseReducer:
         when_moved = functools.partial(amp.warn_of_added_gradients, trainer._params)
         # All workers arrive here in the first steps of their Trainers.
         record.scope = record.scope or store._next_scope("trainer")  # set up without a step, by load_states()
-        record.reducer = DenseReducer(record.scope, named, reduction, when_moved, keys, memory)
+        record.reducer = DenseReducer(Task(record.scope, named, reduction, when_moved, keys), memory)
         record.reducer.watch_batches()
         record.reducer.factor_of_sums = functools.partial(_factor_of_sums, weakref.ref(trainer))
         record.generation, record.losses = process.generation, process.losses

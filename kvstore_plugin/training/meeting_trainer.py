@@ -14,7 +14,7 @@ from ..gradients.bucket_plan import Reduction
 from ..gradients.clipping import Clipping
 from ..gradients.dense_reducer import DenseReducer
 from ..gradients.local_reducer import LocalReducer
-from ..gradients.reducer import SharedReducer, WeakMethod
+from ..gradients.reducer import SharedReducer, Task, WeakMethod
 from ..gradients.sparse_reducer import SparseReducer
 from ..integrations import amp
 from ..parameters import broadcast, deferred_init, placement, resumption, trainer_state
@@ -120,13 +120,13 @@ class MeetingTrainer(gluon.Trainer):
                 dense = [item for item in share.named if item.value._grad_stype == "default"]
                 rest = [item for item in share.named if item.value._grad_stype != "default"]
                 which = f"sparse gradients of {', '.join(one.name for one in rest) or 'no parameter'}"
-                follow = WeakMethod(self, "_follow_devices")
-                gradients = DenseReducer(share.scope, dense, reduction, follow, self._keys())
+                task = Task(share.scope, dense, reduction, WeakMethod(self, "_follow_devices"), self._keys())
+                gradients = DenseReducer(task)
                 gradients.meet(meeting, [*options, which])
                 gradients.own_gradients()
                 made = [gradients]
                 if rest:
-                    sparse.append(SparseReducer(share.scope, rest, reduction, follow, self._keys()))
+                    sparse.append(SparseReducer(task._replace(named=rest)))
                     made.append(sparse[-1])
                 if share.process_set is self._workers.process_set:
                     self._workers.meet()
