@@ -22,6 +22,7 @@ import re
 import sys
 import threading
 import time
+import traceback
 from typing import Any, Callable, Sequence
 
 import numpy as np
@@ -214,13 +215,12 @@ def _told(least_seconds: float, is_certain: bool) -> dict[str, Any] | None:
 
 def _runs_custom_operator() -> bool:
     """Whether a thread of MXNet's engine runs a Python operator that does not wait for other ranks."""
-    for frame in sys._current_frames().values():
-        waits = False
-        while frame is not None:
-            waits = waits or _is_wait(frame.f_code)
-            if frame.f_code.co_filename.endswith(_CUSTOM) and not waits:
+    for innermost in sys._current_frames().values():
+        for frame, _ in traceback.walk_stack(innermost):
+            if _is_wait(frame.f_code):
+                break
+            if frame.f_code.co_filename.endswith(_CUSTOM):
                 return True
-            frame = frame.f_back
     return False
 
 
@@ -242,11 +242,8 @@ def _standing() -> tuple[int | None, Any]:
     main = threading.main_thread().ident
     frames = sys._current_frames()
     for thread, innermost in sorted(frames.items(), key=lambda item: item[0] != main):
-        frame = innermost
-        while frame is not None:
-            if _is_wait(frame.f_code):
-                return thread, innermost
-            frame = frame.f_back
+        if any(_is_wait(frame.f_code) for frame, _ in traceback.walk_stack(innermost)):
+            return thread, innermost
     return main, frames.get(main or 0)
 
 
