@@ -47,7 +47,7 @@ def restart_count() -> int:
     Examples
     --------
     >>> if mykv.restart_count() > 0:
-    ... print("continues from the last checkpoint")
+    ...     print("continues from the last checkpoint")
     """
     return int(settings.value("MYKV_RESTART"))
 

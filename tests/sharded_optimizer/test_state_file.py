@@ -230,7 +230,7 @@ def test_a_file_makes_objects_of_the_users_classes_and_does_not_call_them():
     made = f"c{__name__}\n_Noted\n)".encode() + b"\x81"
     assert pickle.loads(made + b".").__class__ is _Noted
     other = b"N}X\x09\x00\x00\x00__class__" + f"c{__name__}\n_Noted.Inner\n".encode() + b"s\x86b."
-    with pytest.raises(ValueError, match="changes what is no field"):
+    with pytest.raises(ValueError, match="changes an attribute that is not a field"):
         state_file.parse(made + other, "file")
 
 
