@@ -220,6 +220,7 @@ def test_a_rank_that_is_late_or_computes_is_waited_for(rank, gather):
 @pytest.mark.ranks(2, timeout=150)
 def test_a_call_that_was_given_up_has_failed_for_a_rank_that_comes_later(rank, gather):
     """Otherwise its call would be matched with a later call of the other rank."""
+    mykv.init()
     value = array(np.ones(3, "float32"))
     own, other = ("a", "b") if rank == 0 else ("b", "a")
     for name in (own, other):
@@ -233,6 +234,7 @@ def test_a_call_that_was_given_up_has_failed_for_a_rank_that_comes_later(rank, g
 
 @pytest.mark.ranks(2)
 def test_what_a_rank_has_begun_since_it_told_is_not_given_up(rank, gather):
+    mykv.init()
     core = process.core
     state = {"name": "x", "call": "", "where": "", "is_certain": True}
     halves = [{**state, "waits": [[other]], "first": [other]} for other in (1, 0)]
