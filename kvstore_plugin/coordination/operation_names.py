@@ -131,15 +131,22 @@ class FirstUse:
 
     def name(self) -> str:
         """Return `shown` after a meeting, if one is due. Waits for all members."""
+        self.meet()
+        return self.shown
+
+    def meet(self, more: Sequence[int] = ()) -> np.ndarray | None:
+        """Agree on the name, if that is due, and return all members' values of `more`, a row for each; else None."""
         one = self._process_set
         with self.lock():
-            if self.is_due():
-                told = np.array([self.told()])
-                if one.size() > 1:
-                    name = f"{one._scope}/first use of {self._kind}"  # not the name of blocking calls: MXNet's threads
-                    told = operation.exchange(one, name, self._call, self._call, told[0])  # meet here too
-                self.agree(told)
-        return self.shown
+            if not self.is_due():
+                return None
+            told = np.array([[*self.told(), *more]])
+            if one.size() > 1:
+                name = f"{one._scope}/first use of {self._kind}"  # not the name of blocking calls: MXNet's threads
+                told = operation.exchange(one, name, self._call, self._call, told[0])  # meet here too
+            own, rest = np.split(told, [told.shape[1] - len(more)], axis=1)
+            self.agree(own)
+        return rest
 
     def lock(self) -> ContextManager:
         """Held during a meeting: its counts include the previous meeting."""

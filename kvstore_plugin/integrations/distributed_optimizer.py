@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, Sequence
 from ..compat import arrays, patches
 from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
 from ..compat.arguments import check_is_added, positive_number, whole_number
-from ..compat.mxnet import NDArray, mx
+from ..compat.mxnet import NDArray, gluon, mx
 from ..coordination import operation, operation_names
+from ..parameters import naming
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 
@@ -142,6 +143,12 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         return _rebuilt(copy.deepcopy(self._optimizer, memo), mean)
 
 
+def note_order(optimizer: Any, trainer: gluon.Trainer, params: Any) -> None:
+    """Let a DistributedOptimizer compare the order in which the workers' gluon.Trainers number `params`."""
+    if isinstance(optimizer, DistributedOptimizer):
+        optimizer._mean.order = naming.order_of(trainer._params, params)
+
+
 def check_not_averaging(optimizer: Any, whose: str) -> None:
     """Raise a ValueError for a DistributedOptimizer together with the store 'mykv', in `whose` arguments."""
     if isinstance(optimizer, DistributedOptimizer):
@@ -166,6 +173,8 @@ class _Mean:
     def __init__(self, process_set: ProcessSet, num_groups: int, first_use: operation_names.FirstUse) -> None:
         self.process_set = process_set
         self.num_groups = num_groups
+        self.order = naming.Order()  # of a gluon.Trainer's parameters
+        self._other_orders = ""  # the error, if the members' orders differ
         self._first_use = first_use
 
     def __getstate__(self) -> dict:
@@ -186,7 +195,9 @@ class _Mean:
             check_is_added(self.process_set)  # it may have been removed
             return
         if self._first_use.is_due():
-            self._first_use.name()
+            self._meet()
+        if self._other_orders:
+            raise RuntimeError(self._other_orders)
         if not isinstance(index, (list, tuple)):
             index, gradient = [index], [gradient]
         groups = self._groups([_plain(one) for one in index])
@@ -196,6 +207,11 @@ class _Mean:
             self._refuse(groups, str(error))
             raise
         self._push(groups, gradients)
+
+    def _meet(self) -> None:
+        orders = self._first_use.meet(self.order)
+        if orders is not None:
+            self._other_orders = naming.NUMBERED_DIFFERENTLY if naming.orders_differ(orders) else ""
 
     def _groups(self, indices: list) -> list[_Group]:
         """Divide the indices into groups; one operation reduces each group."""

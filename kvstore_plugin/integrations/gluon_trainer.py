@@ -27,14 +27,14 @@ from ..gradients.reducer import UPDATE_REFUSED, Comparing, Task
 from ..gradients.step_guard import StepGuard
 from ..nn import sync_batch_norm
 from ..parameters import deferred_init, load_tracking, resumption, trainer_state
-from ..parameters.naming import named_parameters
+from ..parameters.naming import NUMBERED_DIFFERENTLY, Order, named_parameters, order_of, orders_differ
 from ..sharded_optimizer import traits
 from ..store.kvstore import MyKV, store_named
 from ..store.names import check_spelling, created, is_ours
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from . import amp, separate_steps
-from .distributed_optimizer import check_not_averaging
+from .distributed_optimizer import check_not_averaging, note_order
 
 _ANOTHER_STORE = "another store than 'mykv'"
 _RECORD = "_record_of_mykv"  # a Trainer's attribute
@@ -52,7 +52,7 @@ class _Record:
         self.reducer: DenseReducer | None = None
         self.first_use: FirstUse | None = None  # counted at creation, since first steps come in any order
         self.kept: KeptNames | None = None  # since the first step
-        self.order = (0, 0)  # hashes of the order and of the names of its Parameters, see _order_of()
+        self.order = Order()
         self.has_met = False  # in the first step
         self.scope: str | None = None  # of the reducer's operations
         self.generation = 0  # of the reducer
@@ -117,6 +117,7 @@ def _init(
     check_spelling(kvstore)
     if not is_ours(kvstore):
         original(self, params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore)
+        note_order(optimizer, self, params)
         return
     check_not_averaging(optimizer, "gluon.Trainer")
     # MXNet 2.0 refuses True for an optimizer that takes several parameters in one call.
@@ -125,7 +126,7 @@ def _init(
     if update_on_kvstore:
         self._kvstore_params["update_on_kvstore"] = update_on_kvstore
     process.require()
-    _record(self).order = _order_of(self, params)
+    _record(self).order = order_of(self._params, params)
     if not self._contains_sparse_weight and not self._contains_sparse_grad:
         _own_gradients(self, _process_set_of(self))
     _record(self).first_use = _first_use(self)
@@ -185,15 +186,13 @@ def _meet(trainer: gluon.Trainer) -> None:
     held = agreement.digest([f"{parameter.shape} {arrays.dtype_name(parameter.dtype)}" for parameter in params])
     with record.first_use.lock(), operation.waiting(process_set, f"{_CALL} with {len(params)} parameters") as turn:
         met = turn.meet(_CALL, [len(params), missing, held, *record.order, *record.first_use.told()])
-        numbers = record.first_use.agree(met[:, 5:])
+        numbers = record.first_use.agree(met[:, 7:])
     _check_numbers(process_set, numbers, met[:, 0])
     name = record.first_use.shown
-    first, holds, orders, names = met[:, 1:5].T
-    if (orders != orders[0]).any() and (names != names[0]).any():
+    first, holds = met[:, 1:3].T
+    if orders_differ(met[:, 3:7]):
         raise RuntimeError(
-            "The workers number the parameters of a gluon.Trainer differently, since it sorts them by name and the "
-            f"names differ: rank {process.rank()} begins with {', '.join(one.name for one in params[:3])}. Pass "
-            "list(params.values()) in place of params, or use DistributedTrainer."
+            f"{NUMBERED_DIFFERENTLY} Rank {process.rank()} begins with {', '.join(one.name for one in params[:3])}."
         )
     if first.min() < len(params):
         rank = process.rank() if missing < len(params) else process_set.ranks[int(first.argmin())]
@@ -227,20 +226,6 @@ def _check_numbers(process_set: ProcessSet, numbers: np.ndarray, sizes: np.ndarr
         "The workers take the first steps of different gluon.Trainers, counted from 0 as they were made: "
         f"{first}, and {second}. {_SAME_ORDER}"
     )
-
-
-def _order_of(trainer: gluon.Trainer, params: Any) -> tuple[int, int]:
-    """Hashes of the order in which a Trainer numbers `params`, and of the names by which it has sorted them.
-
-    In MXNet 1.x names begin with a counter of the process. If a worker has created more layers than the others, its
-    names may sort differently, such as 'dense9' and 'dense10'. The workers would then mismatch parameters, without an
-    error if the shapes agree. Equal names or an equal order exclude that.
-    """
-    if not hasattr(params, "keys"):
-        return (0, 0)  # a list, which keeps its order
-    numbers = {id(parameter): number for number, parameter in enumerate(trainer._params)}
-    order = [str(numbers[id(parameter)]) for parameter in params.values()]
-    return agreement.digest(order), agreement.digest(sorted(params.keys()))
 
 
 @patches.replaces(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple
+import re
+from typing import Any, Mapping, NamedTuple, Sequence
+
+import numpy as np
 
 from ..compat.mxnet import NAME_KEYED_DICTS, NDArray, Parameter, gluon
+from ..coordination import agreement
 
 
 class Named(NamedTuple):
@@ -41,6 +45,7 @@ def named_parameters(params: Any) -> list[Named]:
     params : ParameterDict, dict, list or tuple
         The keys of a dict are the names, in alphabetical order. The names in a list and a ParameterDict are positions:
         a ParameterDict's keys begin with a counter of the process, so they and even their order differ between ranks.
+        If a dict has such keys too, the names are positions in their order, with counters compared as numbers.
 
     Returns
     -------
@@ -53,7 +58,11 @@ def named_parameters(params: Any) -> list[Named]:
     """
     if isinstance(params, Mapping):
         position = {key: number for number, key in enumerate(params)}
-        named = [Named(str(key), params[key], position[key]) for key in sorted(params)]
+        if params and NAME_KEYED_DICTS and all(key == getattr(value, "name", None) for key, value in params.items()):
+            ordered = sorted(params, key=_with_numbers)
+            named = [Named(f"parameter {number}", params[key], position[key]) for number, key in enumerate(ordered)]
+        else:
+            named = [Named(str(key), params[key], position[key]) for key in sorted(params)]
     elif isinstance(params, (list, tuple, *NAME_KEYED_DICTS)):
         values = params if isinstance(params, (list, tuple)) else params.values()
         named = [Named(f"parameter {number}", value, number) for number, value in enumerate(values)]
@@ -65,6 +74,57 @@ def named_parameters(params: Any) -> list[Named]:
     for item in named:
         unique.setdefault(id(item.value), item)
     return list(unique.values())
+
+
+def _with_numbers(name: str) -> list[tuple[int, str]]:
+    """A key that sorts 'dense9_' before 'dense10_'."""
+    return [(int(number or 0), text) for number, text in re.findall(r"(\d*)(\D*)", name)]
+
+
+def sorted_by_counters(names: Sequence[str]) -> bool:
+    """Whether names are in the alphabet's order, and would not be if counters were compared as numbers.
+
+    If such names differ between ranks, so does their order.
+    """
+    return list(names) == sorted(names) and list(names) != sorted(names, key=_with_numbers)
+
+
+class Order(NamedTuple):
+    """The order in which a gluon.Trainer numbers parameters, as numbers that workers compare.
+
+    In MXNet 1.x names begin with a counter of the process. If a worker has created more layers than the others, its
+    names may sort differently, such as 'dense9' and 'dense10'. A list made from a set has another order in each
+    process. The workers would then mismatch parameters, without an error if the shapes agree.
+    """
+
+    order: int = 0  # a hash of the positions that a Trainer gives the values of a dict
+    sequence: int = 0  # a hash of the names in the Trainer's order
+    names: int = 0  # a hash of the sorted names
+    sorts_counters: int = 0  # 1 if a list is sorted by counters
+
+
+def order_of(numbered: Sequence[Parameter], params: Any) -> Order:
+    """The order in which a gluon.Trainer has numbered `params`."""
+    if not hasattr(params, "keys"):
+        names = [parameter.name for parameter in numbered]
+        return Order(0, agreement.digest(names), agreement.digest(sorted(names)), int(sorted_by_counters(names)))
+    numbers = {id(parameter): number for number, parameter in enumerate(numbered)}
+    order = [str(numbers[id(parameter)]) for parameter in params.values()]
+    names = agreement.digest(sorted(params.keys()))
+    return Order(agreement.digest(order), names, names)
+
+
+NUMBERED_DIFFERENTLY = (
+    "The workers number the parameters of a gluon.Trainer differently. It sorts a dict by names, which begin with "
+    "counters of the process, and a list made from a set has another order in each process. Pass "
+    "list(net.collect_params().values()), or use DistributedTrainer."
+)
+
+
+def orders_differ(orders: np.ndarray) -> bool:
+    """Whether workers with these orders, a row for each, number parameters differently."""
+    order, sequence, names, counters = (orders != orders[0]).any(axis=0)
+    return bool(sequence and (order or not names or orders[:, 3].any()))
 
 
 def named_values(params: Any) -> list[Named]:
