@@ -72,6 +72,9 @@ def run_once(command: Command, output: Output, notes: Path, losses: Losses, sign
     status = code if code >= 0 else 128 - code
     if status == 0 or losses.status > 128:
         return Ended(losses.status)
+    if signals.received:
+        name = signal.Signals(signals.received).name
+        return Ended(128 + signals.received, f"the job was ended by {name}{' (Ctrl-C)' * (name == 'SIGINT')}.")
     first = None if output.is_elastic else first_failure(output.failed, worker_notes.ends(notes))
     status = first.status if first else status
     joined = worker_notes.ranks_with(notes, worker_notes.JOINED)
@@ -148,6 +151,8 @@ def failure(status: int, output: Output, first: worker_notes.End | None, has_joi
         ended = f"{it} ended with {first.how}. It"
     elif failed.left_others and not has_joined:
         ended = f"{it} ended with status 0 before the end of init(), which all workers must call. It"
+    elif failed.left_others:
+        ended = f"{it} ended with status 0, and not at the end of its script, as by os._exit(0). It"
     else:
         ended = it
     return Ended(status, f"{ended} failed first, and the job ended with {how}.", tuple(lines))

@@ -48,6 +48,11 @@ def _own_functions(numpy: Any) -> dict[str, Any]:
     def host(array: Any) -> Any:
         return array.asnumpy() if hasattr(array, "asnumpy") else array
 
+    def as_given(result: Any, given: Any) -> Any:
+        if not hasattr(given, "as_nd_ndarray"):
+            return result
+        return sys.modules["mxnet"].np.array(result, dtype=result.dtype, ctx=given.ctx)  # type: ignore[attr-defined]
+
     def alltrue(a: Any, *args: Any, **kwargs: Any) -> Any:
         return numpy.all(host(a), *args, **kwargs)
 
@@ -55,15 +60,51 @@ def _own_functions(numpy: Any) -> dict[str, Any]:
         return numpy.any(host(a), *args, **kwargs)
 
     def msort(a: Any) -> Any:
-        return numpy.sort(numpy.array(host(a), subok=True), axis=0)
+        return as_given(numpy.sort(numpy.array(host(a), subok=True), axis=0), a)
 
     def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False) -> Any:
-        return numpy.isin(numpy.asarray(host(ar1)).ravel(), host(ar2), assume_unique=assume_unique, invert=invert)
+        first = numpy.asarray(host(ar1)).ravel()
+        return as_given(numpy.isin(first, host(ar2), assume_unique=assume_unique, invert=invert), ar1)
 
     def asfarray(a: Any, dtype: Any = "float64") -> Any:
         return numpy.asarray(host(a), dtype=dtype if numpy.issubdtype(dtype, numpy.inexact) else "float64")
 
     return {function.__name__: function for function in (alltrue, sometrue, msort, in1d, asfarray)}
+
+
+def _replaced_functions(numpy: Any) -> dict[str, Any]:
+    """Functions of numpy 2 that reject arguments which numpy 1 takes."""
+    if int(numpy.__version__.split(".")[0]) < 2:
+        return {}
+
+    @functools.wraps(numpy.array)
+    def array(source: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return numpy.array(source, dtype, *args, **kwargs)
+        except OverflowError:  # numpy 1 takes an integer modulo 2 to the power of the type's bits
+            return numpy.array(numpy.array(source).astype(dtype), None, *args, **kwargs)
+
+    def with_interpolation(function: Any) -> Any:
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if "interpolation" in kwargs:
+                kwargs["method"] = kwargs.pop("interpolation")
+            return function(*args, **kwargs)
+
+        return called
+
+    functions = {name: with_interpolation(getattr(numpy, name)) for name in ("nanpercentile", "nanquantile")}
+    return {"array": array, **functions}
+
+
+def _as_array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+    """The method __array__ of NDArray, which has none.
+
+    numpy 1 makes an array of objects of an NDArray, by its length and items, and numpy 2 cannot: numpy.array_equal() of
+    equal NDArrays would be False.
+    """
+    array = self.asnumpy()
+    return array if dtype is None else array.astype(dtype, copy=False)
 
 
 def _core() -> dict[str, Any]:
@@ -94,7 +135,7 @@ def names(numpy: Any) -> dict[str, Any]:
         if hasattr(numpy, present):  # numpy.trapezoid is as old as 2.0
             found[name] = getattr(numpy, present)
     own = vars(numpy)
-    return {**{name: value for name, value in found.items() if name not in own}, **_TYPES, **_core()}
+    return {**{name: value for name, value in found.items() if name not in own}, **_TYPES, **_core(), **_replaced_functions(numpy)}
 
 
 class _Front(types.ModuleType):
@@ -225,6 +266,15 @@ class _Finder:
         # `import numpy.random` gives numpy, and `from numpy.random import ...` the submodule.
         return self._in_front_of(module) if module is sys.modules.get("numpy") else module
 
+    def replace_numpy(self) -> None:
+        """Give the proxy to modules of MXNet that another loader has run: pytest's, for mxnet/test_utils.py."""
+        numpy = sys.modules.get("numpy")
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] == "mxnet" and numpy is not None:
+                for key, value in list(vars(module).items()):
+                    if value is numpy:
+                        setattr(module, key, self._in_front_of(numpy))
+
     def _in_front_of(self, numpy: types.ModuleType) -> types.ModuleType:
         if self._front is None:
             self._front = _Front(numpy)
@@ -252,6 +302,11 @@ class _Loader:
         if module.__name__ in _METRICS and hasattr(module, "EvalMetric"):
             for name in _SUMS:
                 setattr(module.EvalMetric, name, _Sum(name))
+        if module.__name__ == "mxnet.ndarray.ndarray" and not hasattr(module.NDArray, "__array__"):
+            if int(sys.modules["numpy"].__version__.split(".")[0]) >= 2:
+                module.NDArray.__array__ = _as_array
+        if module.__name__ == "mxnet":
+            self._finder.replace_numpy()
 
 
 def found_by_others(finder: Any, name: str, path: Any, target: Any) -> Any:

@@ -35,6 +35,7 @@ from .reducer import SharedReducer, Task
 _log = logging.getLogger("kvstore_plugin")
 
 _LAYOUTS_DIFFER = "gradients lie in other places on another worker"
+_HAS_CHANGED = "a step after a change of parameters, by grad_req, initialize(), cast() or the like"
 
 
 class PlannedReducer(SharedReducer):
@@ -170,7 +171,7 @@ class PlannedReducer(SharedReducer):
 
     def _agree(self, active: Sequence[BucketMember], plan: Sequence[Operation]) -> None:
         what = f"parameters with gradients of {self._scope}"
-        self._ask(lambda exchange_name: _check_members(self._process_set, exchange_name, active, what))
+        self._ask(lambda exchange_name: _check_members(self._process_set, exchange_name, active, what, _HAS_CHANGED))
         own = [agreement.digest([str(operation) for operation in plan]), agreement.digest(_shapes(active))]
         label = f"a step with gradients on devices: {len(active[0].parameter._grad) if active else 0}"
         least, most = self._ask(lambda exchange_name: agreement.extremes(self._process_set, exchange_name, own, label))
@@ -217,7 +218,9 @@ def _weights(members: Sequence[BucketMember]) -> list[tuple[int, NDArray]]:
     return [(member.key, member.parameter._data[0]) for member in sorted(members, key=lambda member: -member.priority)]
 
 
-def _check_members(process_set: ProcessSet, exchange_name: str, members: Sequence[BucketMember], what: str) -> None:
+def _check_members(
+    process_set: ProcessSet, exchange_name: str, members: Sequence[BucketMember], what: str, label: str = ""
+) -> None:
     """Raise a RuntimeError on all ranks unless they have the same members, by their labels."""
     shown = [described_within(member.label, member.parameter) for member in members]
-    agreement.check_names(process_set, exchange_name, [member.label for member in members], what, shown=shown)
+    agreement.check_names(process_set, exchange_name, [member.label for member in members], what, label, shown)

@@ -25,6 +25,7 @@ from ..world.process_set import ProcessSet, global_process_set
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _REDUCE_METHODS = ("mean", "sum")
+_STORES = ("local", "device", "nccl", "dist", "mykv", "horovod", "byteps")  # how names of stores begin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +60,11 @@ class TrainerOptions:
         """
         process_set = given["process_set"]
         check_is_added(process_set)
+        if isinstance(given["compression"], str) and given["compression"].startswith(_STORES):
+            raise TypeError(
+                f"The fourth argument of DistributedTrainer is compression, not a store such as {given['compression']!r}, "
+                "which it does not need. Leave it out."
+            )
         if isinstance(given["compression"], numbers.Integral):
             raise TypeError(
                 "The fourth argument of DistributedTrainer is compression, as in Horovod. If root_rank is meant, as in "

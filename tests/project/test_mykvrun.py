@@ -653,16 +653,18 @@ def _end_in_a_terminal(tmp_path) -> str:
     return text.decode().replace("\r\n", "\n").partition("\nmykvrun: rank 1")[2]
 
 
-def test_sigterm_ends_all_workers(tmp_path, script):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_all_workers_and_is_the_status(tmp_path, script, number):
     process = _start(tmp_path, "-n", "2", script, "wait")
     try:
         for _ in range(2):
             assert process.stdout.readline().startswith("sum")
         workers = _children_of(process.pid)
         assert len(workers) >= 3
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-        assert process.returncode != 0
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+        assert process.returncode == 128 + number
+        assert f"mykvrun: the job was ended by {number.name}" in error, error
         _wait_for_the_end_of(workers)
     finally:
         process.kill()
@@ -676,7 +678,7 @@ def test_sigterm_ends_a_job_whose_output_nobody_reads(tmp_path):
         workers = _children_of(process.pid)
         time.sleep(1)  # the pipes are full: workers and mykvrun wait in write()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) != 0
+        assert process.wait(60) == 128 + signal.SIGTERM
         _wait_for_the_end_of(workers)
     finally:
         process.kill()

@@ -133,3 +133,29 @@ def test_functions_that_are_gone_take_arrays_of_mxnet():
     ones = mx.np.ones((2, 3))
     assert mx.np.alltrue(ones) and mx.np.sometrue(ones) and mx.np.in1d(ones, 1).all()
     assert mx.np.msort(ones).shape == (2, 3)
+    assert {type(mx.np.msort(ones)), type(mx.np.in1d(ones, 1))} == {mx.np.ndarray}
+    assert mx.np.msort(mx.np.array([2.0, 1.0])).asnumpy().tolist() == [1, 2]
+
+
+def test_numpy_takes_arrays_of_mxnet_as_their_values():
+    one, same, other = (mx.nd.array(values) for values in ([1, 2], [1, 2], [1, 3]))
+    assert np.array_equal(one, same) and not np.array_equal(one, other)
+    assert np.all(one == same) and np.unique(other).tolist() == [1, 3]
+    np.testing.assert_array_equal(one, same)
+    with pytest.raises(AssertionError):
+        np.testing.assert_array_equal(one, other)
+    for result in (np.float32(2) * one, one * np.float64(2), np.int64(2) + one):
+        assert type(result) is mx.nd.NDArray and result.dtype == np.float32
+
+
+def test_arguments_that_numpy_2_rejects():
+    ranks = mx.np.array([1.0, 2.0, 4.0])
+    assert float(mx.np.nanpercentile(ranks, 60, interpolation="lower")) == 2
+    assert float(mx.np.nanquantile(ranks, 0.6, interpolation="higher")) == 4
+    assert mx.nd.array([300, -1], dtype="uint8").asnumpy().tolist() == [44, 255]
+
+
+@pytest.mark.skipif(_IS_OLD, reason="MXNet gets numpy itself")
+def test_a_module_that_another_loader_has_run_gets_the_names_too():
+    """pytest loads mxnet/test_utils.py itself, since its name is that of a file with tests."""
+    assert mx.test_utils.np.bool is bool

@@ -607,3 +607,31 @@ def test_a_wrong_type_of_a_process_set_is_an_error_on_all(rank, gather):
         _both(call, 3, mykv.global_process_set, rank)
         gather("all have their error")
     assert (mykv.allreduce(ones, op=mykv.Sum, name="x").asnumpy() == 2).all()
+
+
+@pytest.mark.ranks(2)
+def test_a_parameter_that_is_frozen_on_one_rank_is_named_as_a_change(rank):
+    mykv.init()
+    net = dense_network(seed=0)
+    trainer = mykv.DistributedTrainer(net.collect_params(), "sgd")
+    for step in range(3):
+        if step == 2 and rank == 0:
+            next(iter(net.collect_params().values())).grad_req = "null"
+        with autograd.record():
+            loss = (net(array(np.ones((2, 6), "float32"))) ** 2).sum()
+        loss.backward()
+        if step < 2:
+            trainer.step(2)
+        else:
+            with pytest.raises(MXNetError, match="rank 0 has a step after a change of parameters, by grad_req"):
+                trainer.step(2)
+                mx.nd.waitall()
+    clear_errors()
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("name", ["device", "dist_sync", "mykv"])
+def test_a_store_in_the_place_of_compression_is_an_error_that_says_so(name):
+    mykv.init()
+    with pytest.raises(TypeError, match=f"fourth argument of DistributedTrainer is compression, not a store such as '{name}'"):
+        mykv.DistributedTrainer(dense_network().collect_params(), "sgd", {"learning_rate": 0.1}, name)
