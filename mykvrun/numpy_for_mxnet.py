@@ -74,27 +74,31 @@ def _own_functions(numpy: Any) -> dict[str, Any]:
 
 def _replaced_functions(numpy: Any) -> dict[str, Any]:
     """Functions of numpy 2 that reject arguments which numpy 1 takes."""
-    if int(numpy.__version__.split(".")[0]) < 2:
+    if not _is_2(numpy):
         return {}
 
-    @functools.wraps(numpy.array)
     def array(source: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         try:
             return numpy.array(source, dtype, *args, **kwargs)
         except OverflowError:  # numpy 1 takes an integer modulo 2 to the power of the type's bits
             return numpy.array(numpy.array(source).astype(dtype), None, *args, **kwargs)
 
-    def with_interpolation(function: Any) -> Any:
-        @functools.wraps(function)
-        def called(*args: Any, **kwargs: Any) -> Any:
+    def with_interpolation(name: str) -> Any:
+        def function(*args: Any, **kwargs: Any) -> Any:
             if "interpolation" in kwargs:
                 kwargs["method"] = kwargs.pop("interpolation")
-            return function(*args, **kwargs)
+            return getattr(numpy, name)(*args, **kwargs)
 
-        return called
+        return function
 
-    functions = {name: with_interpolation(getattr(numpy, name)) for name in ("nanpercentile", "nanquantile")}
-    return {"array": array, **functions}
+    found = {"array": array, **{name: with_interpolation(name) for name in ("nanpercentile", "nanquantile")}}
+    for name, function in found.items():
+        function.__name__, function.__doc__ = name, getattr(vars(numpy).get(name), "__doc__", None)
+    return found
+
+
+def _is_2(numpy: Any) -> bool:
+    return int(numpy.__version__.split(".")[0]) >= 2
 
 
 def _as_array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -302,8 +306,8 @@ class _Loader:
         if module.__name__ in _METRICS and hasattr(module, "EvalMetric"):
             for name in _SUMS:
                 setattr(module.EvalMetric, name, _Sum(name))
-        if module.__name__ == "mxnet.ndarray.ndarray" and not hasattr(module.NDArray, "__array__"):
-            if int(sys.modules["numpy"].__version__.split(".")[0]) >= 2:
+        if module.__name__ == "mxnet.ndarray.ndarray" and _is_2(sys.modules["numpy"]):
+            if not hasattr(module.NDArray, "__array__"):
                 module.NDArray.__array__ = _as_array
         if module.__name__ == "mxnet":
             self._finder.replace_numpy()

@@ -117,7 +117,7 @@ _CALLS = {
 }
 
 
-@pytest.mark.ranks(2, timeout=170)
+@pytest.mark.ranks(2, timeout=300)
 @pytest.mark.parametrize("call", [long(one) if one == "allgather" else one for one in _CALLS])
 def test_calls_that_wait(call, rank, gather):
     _try_all_lines(lambda: (_CALLS[call], None), rank, gather, ["coordination", "collectives"])

@@ -141,7 +141,7 @@ def test_random_compressors_give_the_same_bits_on_all_ranks_and_in_every_run(
     assert run("another name") != first
 
 
-@pytest.mark.ranks(2, 3, 4, env=_ENV)
+@pytest.mark.ranks(3, long=(2, 4), env=_ENV, timeout=150)
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_without_error_feedback_the_mean_of_results_is_the_value(core, rank, size):
     """200 draws of an allreduce, and of a reduction to owners, of which only the first compresses its result too."""

@@ -157,7 +157,7 @@ def test_fewer_batches_on_one_worker_print_one_traceback_and_both_halves(tmp_pat
     assert "rank 0 waits in step() of trainer0 for rank 1" in stderr, stderr
     assert "rank 1 waits in the operation 'loss' for rank 0" in stderr, stderr
     if launcher.is_open_mpi():
-        assert len(stderr.splitlines()) <= 18, stderr  # a traceback, and a line each for the other worker and mykvrun
+        assert len(stderr.splitlines()) <= 22, stderr  # a traceback, and a line each for the other worker and mykvrun
         assert stderr.count("Traceback (most recent call last)") == 1, stderr
 
 
