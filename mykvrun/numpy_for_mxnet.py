@@ -139,7 +139,8 @@ def names(numpy: Any) -> dict[str, Any]:
         if hasattr(numpy, present):  # numpy.trapezoid is as old as 2.0
             found[name] = getattr(numpy, present)
     own = vars(numpy)
-    return {**{name: value for name, value in found.items() if name not in own}, **_TYPES, **_core(), **_replaced_functions(numpy)}
+    missing = {name: value for name, value in found.items() if name not in own}
+    return {**missing, **_TYPES, **_core(), **_replaced_functions(numpy)}
 
 
 class _Front(types.ModuleType):
@@ -307,8 +308,7 @@ class _Loader:
             for name in _SUMS:
                 setattr(module.EvalMetric, name, _Sum(name))
         if module.__name__ == "mxnet.ndarray.ndarray" and _is_2(sys.modules["numpy"]):
-            if not hasattr(module.NDArray, "__array__"):
-                module.NDArray.__array__ = _as_array
+            module.NDArray.__array__ = vars(module.NDArray).get("__array__", _as_array)
         if module.__name__ == "mxnet":
             self._finder.replace_numpy()
 

@@ -62,8 +62,8 @@ class TrainerOptions:
         check_is_added(process_set)
         if isinstance(given["compression"], str) and given["compression"].startswith(_STORES):
             raise TypeError(
-                f"The fourth argument of DistributedTrainer is compression, not a store such as {given['compression']!r}, "
-                "which it does not need. Leave it out."
+                "The fourth argument of DistributedTrainer is compression, not a store such as "
+                f"{given['compression']!r}, which it does not need. Leave it out."
             )
         if isinstance(given["compression"], numbers.Integral):
             raise TypeError(

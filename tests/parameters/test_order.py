@@ -1,4 +1,4 @@
-"""Workers that list the same parameters in different orders: an error, or the order of the names where that is known."""
+"""Workers that list the same parameters in different orders: an error, or the order of the names if it is known."""
 
 from __future__ import annotations
 

@@ -633,5 +633,5 @@ def test_a_parameter_that_is_frozen_on_one_rank_is_named_as_a_change(rank):
 @pytest.mark.parametrize("name", ["device", "dist_sync", "mykv"])
 def test_a_store_in_the_place_of_compression_is_an_error_that_says_so(name):
     mykv.init()
-    with pytest.raises(TypeError, match=f"fourth argument of DistributedTrainer is compression, not a store such as '{name}'"):
+    with pytest.raises(TypeError, match=f"fourth argument .* is compression, not a store such as '{name}'"):
         mykv.DistributedTrainer(dense_network(seed=0).collect_params(), "sgd", {"learning_rate": 0.1}, name)
