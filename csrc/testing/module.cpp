@@ -96,8 +96,8 @@ std::vector<std::vector<size_t>> square_grid(size_t hosts) {
   return rows;
 }
 
-// For a request of `parts` parts, some of which end one after another with these errors: the part that ends the
-// request, or -1. `agreed`: all ranks have entered the first part.
+// A request has `parts` parts. Its first ones end in order, with these errors (empty: success). Returns the index of
+// the part that ends the request, or -1 if the request goes on. `agreed`: all ranks have entered the first part.
 int last_part(size_t parts, const std::vector<std::string>& errors, bool agreed) {
   Requests requests(size_t{1} << 19, size_t{1} << 20);
   const auto posted = std::make_shared<RequestState>();

@@ -19,7 +19,7 @@ class GradientCompression(NamedTuple):
     Attributes
     ----------
     parameters : dict
-        With 'type' and all other parameters, including those that the user left out.
+        'type' and all other parameters. Parameters that the user left out have their defaults.
     wire : str
         The text from which the core creates the compressor; empty for none. Equal texts mean equal compressors.
     """

@@ -88,7 +88,7 @@ def forget(names: str) -> None:
 
 
 def drop_values(parameter: Parameter) -> None:
-    """Remove a Parameter's values, including those that it would get back at its next initialization."""
+    """Remove a Parameter's values, and the values kept for its next initialization."""
     parameter._data = parameter._grad = None
     _withdrawn.pop(parameter, None)
     _deferred_as.pop(parameter, None)

@@ -53,7 +53,7 @@ _late: dict[str, str] = {}  # settings that came too late, after the initializat
 
 
 def apply(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set the variables that the user has not set; if MPI is initialized already, remember those that are missing."""
+    """Set the variables that the user has not set. If MPI is initialized already, only note which ones are missing."""
     wanted = {name: value for settings in _SETTINGS.values() for name, value in settings.items()}
     if launch_checks.outlives_processes(environment):
         wanted.update(_OUTLIVING)

@@ -1,5 +1,7 @@
-"""The files that a build compiles, and those that it reuses: setup.py's commands on a small tree, with an MPI and a
-pybind11 that consist of headers and one empty library."""
+"""Which files a build compiles, and which it reuses.
+
+Runs setup.py's commands on a small tree. Its MPI and its pybind11 consist of headers and one empty library.
+"""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Program:
 
 
 def sequence(chance: random.Random, weights: dict[str, float], least: int, most: int) -> tuple[tuple[str, int], ...]:
-    """Weighted random pieces, the last of which is a step."""
+    """Draw pieces at random, by weight. The last piece is always a step."""
     names = [pieces.weighted(chance, weights) for _ in range(chance.randint(least, most))] + ["step"]
     return tuple((name, chance.randrange(2**30)) for name in names)
 
