@@ -63,12 +63,14 @@ class Losses:
             say(f"{name} cannot be written: {error.strerror}. Output of the workers is missing there. The job goes on.")
 
 
-def run_once(command: Command, output: Output, notes: Path, losses: Losses, signals: EndSignals) -> Ended:
+def run_once(
+    command: Command, output: Output, notes: Path, losses: Losses, signals: EndSignals, all_here: bool
+) -> Ended:
     """Run a command, pass on its output and signals, and find out which worker has failed.
 
-    ``notes`` is an empty folder for `worker_notes`.
+    ``notes`` is an empty folder for `worker_notes`. ``all_here``: all workers run on this host.
     """
-    code = _status(command, output, notes, losses, signals)
+    code = _status(command, output, notes, losses, signals, all_here)
     status = code if code >= 0 else 128 - code
     if status == 0 or losses.status > 128:
         return Ended(losses.status)
@@ -84,7 +86,7 @@ def run_once(command: Command, output: Output, notes: Path, losses: Losses, sign
     return failure(status, output, first, has_joined)._replace(may_mend=not is_mistake)
 
 
-def _status(command: Command, output: Output, notes: Path, losses: Losses, signals: EndSignals) -> int:
+def _status(command: Command, output: Output, notes: Path, losses: Losses, signals: EndSignals, all_here: bool) -> int:
     """The launcher's status, once all output of its workers is passed on."""
     env = {**os.environ, **command.variables, worker_notes.VARIABLE: str(notes)}
     workers.adopt_orphans()
@@ -105,7 +107,8 @@ def _status(command: Command, output: Output, notes: Path, losses: Losses, signa
         ]
         for thread in threads:
             thread.start()
-        code = workers.wait_for(process)
+        # Workers on other hosts need not be below a process of this host, since launchers start daemons there.
+        code = workers.wait_for(process) if all_here else process.wait()
         if code is None:
             say("the launcher had not ended seconds after its last worker, and was killed.")
             code = 1

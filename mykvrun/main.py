@@ -28,6 +28,9 @@ from .signals import EndSignals, end_with_caller
 # Options of mpirun and srun for their output, which may occur only once.
 _OUTPUT = ("output", "tag-output", "prepend-rank", "prepend-pattern", "label", "l", "unbuffered", "u")
 
+# Of Slurm, PBS, LSF and Grid Engine: from them mpirun itself learns hosts.
+_ALLOCATIONS = ("SLURM_JOB_ID", "SLURM_JOBID", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Start a job, and return its exit status: 0, or that of the worker that failed first; 2 if it cannot start."""
@@ -75,6 +78,11 @@ def _run(job: Job, mpi: Mpi, request: Request, again: Restarts) -> int:
         return restarts.run_again(start, again, signals)
 
 
+def _all_here(job: Job) -> bool:
+    """Whether certainly no worker runs on another host, as the user's options or an allocation may let mpirun do."""
+    return job.is_local and not job.mpi_arguments and not any(name in os.environ for name in _ALLOCATIONS)
+
+
 def _attempt(job: Job, mpi: Mpi, request: Request, number: int, losses: Losses, signals: EndSignals) -> Ended:
     """Start a job once, and wait for it."""
     uses_srun = _uses_srun(job, request)
@@ -95,7 +103,7 @@ def _attempt(job: Job, mpi: Mpi, request: Request, number: int, losses: Losses, 
     )
     with tempfile.TemporaryDirectory(prefix="mykvrun-") as folder:
         notes = Path(folder)
-        ended = run_once(command, output, notes, losses, signals)
+        ended = run_once(command, output, notes, losses, signals, _all_here(job))
         joined = worker_notes.ranks_with(notes, worker_notes.JOINED)
     only_tells = not {"-h", "--help", "--version"}.isdisjoint(job.program)
     if ended.status == 0 and job.is_local and (job.workers or 1) > 1 and not joined and not only_tells:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from harness import launcher, several_hosts
@@ -738,6 +739,17 @@ def test_a_launcher_that_outlives_its_workers_is_ended(tmp_path, monkeypatch, ca
     assert time.monotonic() - begin < 60
     shown = capfd.readouterr()
     assert "status 3" in shown.out and "the launcher had not ended seconds after its last worker" in shown.err
+
+
+def test_a_launcher_may_outlive_its_processes_here_if_workers_may_run_elsewhere(monkeypatch):
+    job = Job(["train.py"], workers=2)
+    for name in main._ALLOCATIONS:
+        monkeypatch.delenv(name, raising=False)
+    assert main._all_here(job)
+    assert not main._all_here(replace(job, hosts=[Host("elsewhere", 2)]))
+    assert not main._all_here(replace(job, mpi_arguments=["--hostfile", "hosts"]))
+    monkeypatch.setenv("PBS_NODEFILE", "/nodes")
+    assert not main._all_here(job)
 
 
 def test_a_dry_run_prints_a_command_that_a_shell_takes(tmp_path, script):
