@@ -98,8 +98,8 @@ class Order(NamedTuple):
     """
 
     order: int = 0  # a hash of the positions that a Trainer gives the values of a dict
-    sequence: int = 0  # a hash of the names in the Trainer's order
-    names: int = 0  # a hash of the sorted names
+    sequence: int = 0  # a hash of a list's names in the Trainer's order, or of a dict's sorted keys
+    names: int = 0  # a hash of the sorted names or keys
     sorts_counters: int = 0  # 1 if a list is sorted by counters
 
 
@@ -123,8 +123,9 @@ NUMBERED_DIFFERENTLY = (
 
 def orders_differ(orders: np.ndarray) -> bool:
     """Whether workers with these orders, a row for each, number parameters differently."""
-    order, sequence, names, counters = (orders != orders[0]).any(axis=0)
-    return bool(sequence and (order or not names or orders[:, 3].any()))
+    order, sequence, names, _ = (orders != orders[0]).any(axis=0)
+    some_sort_counters = orders[:, Order._fields.index("sorts_counters")].any()
+    return bool(sequence and (order or not names or some_sort_counters))
 
 
 def named_values(params: Any) -> list[Named]:
