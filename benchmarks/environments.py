@@ -146,7 +146,8 @@ def _horovod_steps(place: Path, python: Path) -> list[tuple[list[str], dict[str,
     return [
         (_make_environment(place), plain),
         ([*pip, *needs], plain),
-        ([*pip, "--no-build-isolation", HOROVOD], build),
+        # A wheel that pip has kept from another folder would look for MPI there.
+        ([*pip, "--no-cache-dir", "--no-build-isolation", HOROVOD], build),
     ]
 
 

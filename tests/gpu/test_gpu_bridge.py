@@ -7,8 +7,9 @@ import time
 
 import numpy as np
 import pytest
+from harness.marks import needs_standin
 from standin import gpu_support
-from standin.gpu_support import Cuda, DeviceArray, Mxnet, Nccl
+from standin.gpu_support import ON_REAL_GPU, Cuda, DeviceArray, Mxnet, Nccl
 
 _ENV = {"MYKV_TEST_POOL": "nccl"}
 _TWO_HOSTS = {"MYKV_TEST_POOL": "nccl", "MYKV_VIRTUAL_HOSTS": "2"}
@@ -51,7 +52,7 @@ class Arrays:
 def arrays(request, rank, size):
     from mpi4py import MPI
 
-    core = gpu_support.start_core(request)
+    core = gpu_support.start_core(request, by_nccl=request.param == "nccl")
     # A group has its own way; this one is of all ranks.
     own = request.param == "staged"
     group = core
@@ -83,7 +84,7 @@ def _check_alltoall(arrays):
         after = [arrays.nccl.standin_nccl_calls(call) for call in ("ncclSend", "ncclRecv", "ncclBroadcast")]
         by_nccl = arrays.road == "nccl"
         wanted = [by_nccl * np.count_nonzero(rows[rank]), by_nccl * np.count_nonzero(rows[:, rank]), 0]
-        assert [b - a for a, b in zip(before, after)] == wanted
+        assert ON_REAL_GPU or [b - a for a, b in zip(before, after)] == wanted
 
 
 @pytest.mark.ranks(2, 3, env=_ENV)
@@ -141,7 +142,7 @@ def test_the_other_collective_operations(arrays):
 @pytest.mark.parametrize("arrays", ["nccl", "staged"], indirect=True)
 def test_on_start_comes_before_the_data_is_touched(arrays):
     """The engine of MXNet 2.0 may call an operation before kernels that write its arrays have run ("Async")."""
-    arrays.cuda.cudaSetDevice(arrays.rank)
+    arrays.cuda.cudaSetDevice(arrays.cuda.at_hand(arrays.rank))
     stream, started = arrays.cuda.stream(), []
     late, data, out = (arrays.make(values) for values in (np.full(1000, 1.0), np.zeros(1000), np.zeros(1000)))
 
@@ -150,7 +151,7 @@ def test_on_start_comes_before_the_data_is_touched(arrays):
 
     arrays.mxnet = Mxnet(2, wait_for_kernels)
     arrays.mxnet.made = list(arrays.memory)
-    arrays.cuda.standin_delay(arrays.rank, stream, 100000)
+    arrays.cuda.delay(arrays.rank, stream, 100000)
     arrays.cuda.cudaMemcpyAsync(arrays.memory[data].pointer, arrays.memory[late].pointer, 8000, 3, stream)
     arrays.push("allreduce", "late", [data], [out])
     assert (arrays.values(out) == arrays.size).all()
@@ -213,6 +214,7 @@ def test_an_operation_that_the_engine_does_not_take_is_an_error_on_all_ranks(arr
     assert (arrays.values(out) == 2).all()
 
 
+@needs_standin("memory of other ranks on the same GPU comes and goes")
 @pytest.mark.ranks(2, env=_ENV)
 @pytest.mark.parametrize("arrays", ["staged"], indirect=True)
 def test_memory_that_goes_with_its_last_operation_is_not_freed_in_the_cores_thread(arrays, gather):
@@ -225,7 +227,7 @@ def test_memory_that_goes_with_its_last_operation_is_not_freed_in_the_cores_thre
         stream = arrays.cuda.stream()
         bucket.push("")
         del bucket, memory
-        arrays.cuda.standin_delay(arrays.rank, stream, 1_000_000)
+        arrays.cuda.delay(arrays.rank, stream, 1_000_000)
         gather("rank 0 has let go")
         end = time.monotonic() + 10
         while arrays.cuda.standin_allocated(arrays.rank) > before and time.monotonic() < end:

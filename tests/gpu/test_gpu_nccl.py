@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness import core_testing, launcher
+from harness.marks import needs_standin
 from standin import gpu_support
 from standin.gpu_arrays import FAILING, LIMIT, Gpus, check_random_allreduces, piece, place
-from standin.gpu_support import DeviceArray
+from standin.gpu_support import ON_REAL_GPU, DeviceArray
 
 _ENV = {"MYKV_TEST_POOL": "nccl"}
 _TWO_HOSTS = {"MYKV_TEST_POOL": "nccl", "MYKV_VIRTUAL_HOSTS": "2"}
@@ -33,7 +34,9 @@ def gpus(core, rank, size, gather):
     assert made.cuda.violations() == []
 
 
-_everywhere = pytest.mark.ranks(2, 4, env=_TWO_HOSTS)  # within hosts and between them
+# Within hosts and between them. A real machine with one GPU can have only one rank.
+_apart = pytest.mark.ranks(2, 4, env=_TWO_HOSTS)
+_everywhere = pytest.mark.ranks(1, 2, env=_ENV) if ON_REAL_GPU else _apart
 
 
 @pytest.mark.ranks(1, 2, 3, 4, env=_ENV)
@@ -98,7 +101,7 @@ def test_an_operation_comes_after_what_is_in_the_streams_it_names(gpus):
     data, late = gpus.array(np.zeros(1000)), gpus.array(values)
     gpus.cuda.cudaSetDevice(gpus.device())
     stream = gpus.cuda.stream()
-    gpus.cuda.standin_delay(gpus.device(), stream, 50000)
+    gpus.cuda.delay(gpus.device(), stream, 50000)
     gpus.cuda.cudaMemcpyAsync(data.pointer, late.pointer, data.nbytes, 3, stream)
     memory = {"inputs": [place(data)], "outputs": [place(out)], "streams": [(stream.value, gpus.device())]}
     assert gpus.submit("after", "allreduce", values, memory).wait(LIMIT)
@@ -164,7 +167,8 @@ def test_allgather_and_reducescatter(gpus, counts):
     np.testing.assert_array_equal(own.numpy(), expected[begin : begin + count])
 
     equal = int(len(set(counts[: gpus.size])) == 1)
-    assert (gpus.calls("ncclAllGather"), gpus.calls("ncclReduceScatter")) == (before[0] + equal, before[1] + equal)
+    calls = gpus.calls("ncclAllGather"), gpus.calls("ncclReduceScatter")
+    assert ON_REAL_GPU or calls == (before[0] + equal, before[1] + equal)
 
 
 @pytest.mark.ranks(2, 3, env=_ENV)
@@ -210,8 +214,8 @@ def test_a_group_of_arrays_is_one_group_of_calls(gpus):
         before = [gpus.calls(name) for name in ("ncclAllReduce", "ncclGroupStart")]
         assert gpus.submit("group", "allreduce", (sum(shapes),), memory, dtype="float32").wait(LIMIT)
         after = [gpus.calls(name) for name in ("ncclAllReduce", "ncclGroupStart")]
-        assert after[0] - before[0] == 4
-        assert turn == 0 or after[1] - before[1] == 1
+        assert ON_REAL_GPU or after[0] - before[0] == 4
+        assert ON_REAL_GPU or turn == 0 or after[1] - before[1] == 1
     for n, out in zip(shapes, outs):
         np.testing.assert_array_equal(out.numpy(), gpus.size * np.arange(n) + gpus.size * (gpus.size - 1) / 2)
 
@@ -264,7 +268,7 @@ def test_a_communicator_is_made_once_and_a_name_may_change_its_devices(gpus):
             memory = {"inputs": [place(data)], "outputs": [place(out)]}
             assert gpus.submit("moves", "allreduce", (10,), memory, dtype="float32").wait(LIMIT)
             assert (out.numpy() == gpus.size).all()
-        assert gpus.calls("ncclCommInitRankConfig") - made == (1 if turn < 2 else 0)
+        assert ON_REAL_GPU or gpus.calls("ncclCommInitRankConfig") - made == (1 if turn < 2 else 0)
 
 
 @pytest.mark.ranks(2, env=_ENV)
@@ -279,7 +283,7 @@ def test_the_same_gpus_divided_otherwise_among_the_ranks_are_another_arrangement
         assert (out.numpy() == 3).all()
 
 
-@_everywhere
+@_apart
 def test_another_shape_on_one_rank_is_the_same_error_as_on_the_cpu(gpus):
     shape = (3,) if gpus.rank == 1 else (2,)
     with pytest.raises(RuntimeError) as error:
@@ -307,7 +311,7 @@ def test_an_array_on_the_cpu_of_one_rank_is_an_error_that_names_both(gpus):
         work.wait(LIMIT)
 
 
-@_everywhere
+@_apart
 def test_two_ranks_on_one_gpu_are_an_error_that_names_both(gpus):
     data = DeviceArray(np.zeros(4), 0, gpus.cuda)  # of rank 0
     gpus.arrays.append(data)
@@ -328,6 +332,7 @@ def test_arrays_that_overlap_in_part_are_refused(gpus):
         work.wait(LIMIT)
 
 
+@needs_standin("a failure is planted")
 @pytest.mark.ranks(2, env=_ENV)
 def test_a_gpu_without_memory_for_ours_is_an_error_and_the_rest_goes_on(gpus):
     if gpus.rank == 0:
@@ -415,6 +420,7 @@ def _environment(**settings):
     }
 
 
+@needs_standin("failures are planted, and each rank has a GPU")
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_failures_end_on_all_ranks_and_leave_nothing_behind(mpirun, hosts):
     result = mpirun(2, _FAILURES, str(hosts), env=_environment(), timeout=60)
@@ -454,6 +460,7 @@ _ORDER = (
 )
 
 
+@needs_standin("failures are planted, and each rank has a GPU")
 def test_a_rank_that_is_stopped_with_the_order_of_launches_is_named(mpirun):
     running = mpirun.start(2, _ORDER, str(int(signal.SIGSTOP)), env=_environment())
     running.wait_for("took", timeout=60)
@@ -464,6 +471,7 @@ def test_a_rank_that_is_stopped_with_the_order_of_launches_is_named(mpirun):
     assert 4 < float(re.search(r"took (\S+)", result.stdout).group(1)) < 15, result.text
 
 
+@needs_standin("failures are planted, and each rank has a GPU")
 @pytest.mark.skipif(not launcher.is_open_mpi(), reason="only Open MPI's mpirun has --with-ft ulfm")
 def test_a_rank_that_dies_with_the_order_of_launches_is_named(mpirun):
     running = mpirun.start(2, _ORDER, str(int(signal.SIGKILL)), env=_environment(), options=("--with-ft", "ulfm"))
@@ -474,6 +482,7 @@ def test_a_rank_that_dies_with_the_order_of_launches_is_named(mpirun):
     assert float(re.search(r"took (\S+)", text).group(1)) < 4, text
 
 
+@needs_standin("failures are planted, and each rank has a GPU")
 def test_another_nccl_on_one_rank_is_the_reason_why_it_does_not_serve(mpirun):
     script = """
         import os

@@ -15,6 +15,7 @@ import time
 import numpy as np
 import pytest
 from harness import dtypes
+from harness.marks import needs_standin
 from standin import gpu_support
 from standin.gpu_support import Cuda, CudaError, DeviceArray
 
@@ -323,7 +324,7 @@ def test_operation_comes_after_the_streams_that_write_its_arrays(core, rank, siz
     source = on_gpu(np.full(1000, rank + 1.0))
     cuda.cudaSetDevice(0)
     stream = cuda.stream()
-    cuda.cudaMemcpyAsync(late.pointer, source.pointer, 8000, gpu_support.HOST_TO_DEVICE + 2, stream)
+    cuda.cudaMemcpyAsync(late.pointer, source.pointer, 8000, gpu_support.DEVICE_TO_DEVICE, stream)
     _done(
         [
             _submit(
@@ -340,14 +341,14 @@ def test_operation_comes_after_the_streams_that_write_its_arrays(core, rank, siz
     )
     _same(late, np.full(1000, 3.0))
 
-    cuda.standin_hold(0, stream, 1)
-    cuda.cudaMemcpyAsync(late.pointer, source.pointer, 8000, gpu_support.HOST_TO_DEVICE + 2, stream)
+    cuda.hold(0, stream, True)
+    cuda.cudaMemcpyAsync(late.pointer, source.pointer, 8000, gpu_support.DEVICE_TO_DEVICE, stream)
     work = _submit(
         core, "late", "allreduce", (1000,), "float64", inputs=[late], outputs=[late], streams=[(stream.value, 0)]
     )
     _done([_submit(core, "early", "allreduce", (1000,), "float64", inputs=[other], outputs=[other])])
     assert not work.done()
-    cuda.standin_hold(0, stream, 0)
+    cuda.hold(0, stream, False)
     _done([work])
     _same(late, np.full(1000, 3.0))
     _same(other, np.full(1000, 2.0))
@@ -360,8 +361,8 @@ def test_higher_priority_overtakes(core, rank, on_gpu, cuda):
     low, high = on_gpu(np.ones(count, "float32")), on_gpu(np.ones(10, "float32"))
     cuda.cudaSetDevice(0)
     stream = cuda.stream()
-    cuda.standin_hold(0, stream, 1)
-    cuda.standin_delay(0, stream, 1)
+    cuda.hold(0, stream, True)
+    cuda.delay(0, stream, 1)
     works = [
         _submit(
             core,
@@ -375,7 +376,7 @@ def test_higher_priority_overtakes(core, rank, on_gpu, cuda):
         )
         for name, shape, array, priority in (("low", (count,), low, 0), ("high", (10,), high, 5))
     ]
-    cuda.standin_hold(0, stream, 0)
+    cuda.hold(0, stream, False)
     while True:
         low_is_done = works[0].done()
         if works[1].done():
@@ -503,6 +504,7 @@ _PLANTS = [
 ]
 
 
+@needs_standin("a failure is planted")
 @pytest.mark.ranks(2, env=_ENV, timeout=120)
 @_one_and_two
 def test_failure_of_any_function_is_an_error_on_all_ranks(rank, size, hosts, on_gpu, cuda, gather):
@@ -531,6 +533,7 @@ def test_failure_of_any_function_is_an_error_on_all_ranks(rank, size, hosts, on_
     assert cuda.violations() == []
 
 
+@needs_standin("a failure is planted")
 @pytest.mark.ranks(2, env=_ENV)
 def test_failure_to_make_an_event_is_an_error_on_all_ranks(core, rank, size, on_gpu, cuda):
     """On a device that has no event to use again, since no other test uses that device."""
@@ -558,6 +561,7 @@ def test_failure_to_make_an_event_is_an_error_on_all_ranks(core, rank, size, on_
     cuda.cudaStreamDestroy(stream)
 
 
+@needs_standin("a failure is planted")
 @pytest.mark.ranks(2, env=_ENV)
 def test_memory_that_cuda_does_not_register_serves_nevertheless(core, rank, size, on_gpu, cuda, gather):
     arrays = _three(on_gpu)
@@ -579,6 +583,7 @@ def test_memory_that_cuda_does_not_register_serves_nevertheless(core, rank, size
     assert rank != 1 or notes == [None]
 
 
+@needs_standin("a failure is planted")
 @pytest.mark.ranks(2, 3, env=_ENV, timeout=60)
 @_one_and_two
 def test_gpu_that_is_lost_in_the_middle_ends_operations_on_all_ranks(rank, size, hosts, on_gpu, cuda, gather):
@@ -630,6 +635,7 @@ def test_slots_are_used_again(core, size, on_gpu, cuda):
     assert registered[-1] == registered[4], registered
 
 
+@needs_standin("a device is held")
 @pytest.mark.ranks(2, env=_ENV)
 def test_shutdown_waits_for_copies_under_way(core, rank, on_gpu, cuda, gather):
     work = _hold_an_operation(core, on_gpu, cuda, gather)
@@ -642,6 +648,7 @@ def test_shutdown_waits_for_copies_under_way(core, rank, on_gpu, cuda, gather):
         work.wait(0)
 
 
+@needs_standin("a device is held")
 @pytest.mark.ranks(2, env=_ENV)
 def test_nothing_is_given_back_that_a_gpu_may_still_write_to(rank, on_gpu, cuda, gather):
     """A rank that must go does not wait for a GPU for ever, but leaves it its memory."""
@@ -663,6 +670,7 @@ def test_nothing_is_given_back_that_a_gpu_may_still_write_to(rank, on_gpu, cuda,
     assert cuda.violations() == []
 
 
+@needs_standin("a device is held")
 @pytest.mark.ranks(2, env=_ENV)
 def test_a_result_on_its_way_to_a_gpu_comes_when_its_rank_breaks_down(rank, size, on_gpu, cuda, gather):
     """The other rank has it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 
@@ -38,6 +39,11 @@ def ranks_of(node: pytest.Item) -> Ranks | None:
     """The closest mark of a test, or None for a test that runs in the controller."""
     mark = node.get_closest_marker("ranks")
     return _parse(*mark.args, **mark.kwargs) if mark else None
+
+
+def needs_standin(why: str) -> pytest.MarkDecorator:
+    """The mark of a GPU test that a real GPU cannot run."""
+    return pytest.mark.skipif(os.environ.get("MYKV_TEST_GPU") == "1", reason=f"needs the stand-in: {why}")
 
 
 def long(*values: object, **named: object):

@@ -23,8 +23,8 @@ class Gpus:
         self.arrays: list[DeviceArray] = []
 
     def device(self, index: int = 0) -> int:
-        """The rank's GPU of that number; no two ranks have the same."""
-        return self.rank + index * self.size
+        """The rank's GPU of that number; no two ranks have the same, if the machine has enough."""
+        return self.cuda.at_hand(self.rank + index * self.size)
 
     def array(self, values, index: int = 0) -> DeviceArray:
         """Device memory with these values, until the end of the test."""
@@ -45,6 +45,7 @@ class Gpus:
         return self.submit(name, "allreduce", values, memory, group, dtype, **options), out
 
     def calls(self, function: str) -> int:
+        """How often a function of NCCL was called; 0 with the real one."""
         return self.nccl.standin_nccl_calls(function)
 
     def same_bits(self, *values: np.ndarray) -> None:

@@ -19,6 +19,8 @@ STANDIN_NCCL_IN_PROGRESS    of 100 operations of a communicator without blocking
 STANDIN_NCCL_LAUNCH_US      how long such an operation takes to come into its stream (2000)
 STANDIN_NCCL_REMOTE_ERROR   1: the death of a rank becomes ncclRemoteError at the others; another number: that error
 =========================== ==========================================================================================
+
+With MYKV_TEST_GPU=1 the same tests use a real GPU (`make test-gpu`), without those that need a stand-in's functions.
 """
 
 from __future__ import annotations
@@ -29,14 +31,19 @@ import hashlib
 import os
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 SOURCES = Path(__file__).parent
 FLAGS = "-std=c++17 -O1 -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -shared"
-HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
+HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
+ON_REAL_GPU = os.environ.get("MYKV_TEST_GPU") == "1"
+_LATE_BYTES = 64 << 20  # of one of the copies that make a real stream late
+_LATE_US = 20  # a lower bound of its time on any GPU so far: 64 MB read and written at 6 TB/s
 
 
 @functools.lru_cache(maxsize=None)
@@ -63,12 +70,16 @@ def _library(name: str, pattern: str) -> Path:
 
 
 def cuda_library() -> str:
-    """Path of the stand-in for libcudart."""
+    """Path of the stand-in for libcudart, or of the real library."""
+    if ON_REAL_GPU:
+        return os.environ["MYKV_CUDA_LIBRARY"]
     return str(_library("libcudart.so.12", "cudart*.cpp"))
 
 
 def nccl_library() -> str:
-    """Path of the stand-in for libnccl."""
+    """Path of the stand-in for libnccl, or of the real library."""
+    if ON_REAL_GPU:
+        return os.environ["MYKV_NCCL_LIBRARY"]
     return str(_library("libnccl.so.2", "nccl*.cpp"))
 
 
@@ -79,6 +90,8 @@ def mxnet_library() -> str:
 
 def environment(**settings) -> dict[str, str]:
     """Environment of ranks that use the stand-ins; `settings` without their prefix, as in `delay_us=0`."""
+    if ON_REAL_GPU:
+        return {}
     return {
         "MYKV_CUDA_LIBRARY": cuda_library(),
         "MYKV_NCCL_LIBRARY": nccl_library(),
@@ -87,15 +100,17 @@ def environment(**settings) -> dict[str, str]:
     }
 
 
-def start_core(request, **options):
+def start_core(request, by_nccl: bool = True, **options):
     """The core, started over all ranks of a test where it was not; it stays so between tests, as in a training program.
 
     Parameters
     ----------
     request : pytest.FixtureRequest
         Whose mark `ranks` has MYKV_VIRTUAL_HOSTS in its environment, where there are several hosts.
+    by_nccl : bool, optional
+        NCCL must serve; a test is skipped on a real machine with fewer GPUs than ranks.
     **options
-        Of init(); without any, NCCL must serve.
+        Of init().
     """
     import mykv_core
     from mpi4py import MPI
@@ -105,7 +120,9 @@ def start_core(request, **options):
         os.environ.update(environment(devices=16, delay_us=200, nccl_launch_us=300, seed=os.getpid()))
         mykv_core.find_gpus([cuda_library()], [nccl_library()])
         mykv_core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts, **options})
-    if not options:
+    if ON_REAL_GPU and by_nccl and not mykv_core.gpu_road()[1]:
+        pytest.skip(mykv_core.gpu_road()[2])
+    if by_nccl:
         assert mykv_core.gpu_road() == (True, True, "", False)
         assert mykv_core.transports()["nccl"] == ""
     return mykv_core
@@ -120,11 +137,20 @@ class CudaError(RuntimeError):
 
 
 class Cuda:
-    """The stand-in for libcudart of this process, for calls by ctypes: `Cuda().cudaSetDevice(1)` raises CudaError."""
+    """The libcudart of this process, for calls by ctypes: `Cuda().cudaSetDevice(1)` raises CudaError.
+
+    On a real GPU the stand-in's counters are 0, and devices beyond those of the machine are its first ones.
+    """
 
     def __init__(self, path: str | None = None):
         self.library = ctypes.CDLL(path or os.environ.get("MYKV_CUDA_LIBRARY") or cuda_library())
-        for name in ("cudaGetErrorName", "cudaGetErrorString", "standin_bus_id", "standin_violation"):
+        self._may_go_on: dict[int, threading.Event] = {}
+        self._held: list = []  # functions that a real GPU still calls
+        for name in ("cudaGetErrorName", "cudaGetErrorString"):
+            getattr(self.library, name).restype = ctypes.c_char_p
+        if ON_REAL_GPU:
+            return
+        for name in ("standin_bus_id", "standin_violation"):
             getattr(self.library, name).restype = ctypes.c_char_p
         for name in ("standin_alias",):
             getattr(self.library, name).restype = ctypes.c_void_p
@@ -134,6 +160,8 @@ class Cuda:
 
     def __getattr__(self, name: str):
         """A function that raises what it returns (CUDA's), or returns it (cudaGetError..., standin_...)."""
+        if ON_REAL_GPU and name.startswith("standin_"):
+            return lambda *_: 0
         function = getattr(self.library, name)
 
         def call(*arguments):
@@ -153,7 +181,41 @@ class Cuda:
 
     def device(self) -> int:
         """The current device of this thread."""
-        return self.library.standin_current_device()
+        found = ctypes.c_int()
+        self.cudaGetDevice(ctypes.byref(found))
+        return found.value
+
+    def at_hand(self, device: int) -> int:
+        """The number of a device that exists."""
+        if not ON_REAL_GPU:
+            return device
+        count = ctypes.c_int()
+        self.cudaGetDeviceCount(ctypes.byref(count))
+        return device % count.value
+
+    def delay(self, device: int, stream, microseconds: int) -> None:
+        """Let what comes next into a stream of a device begin so late."""
+        if not ON_REAL_GPU:
+            self.standin_delay(device, stream, microseconds)
+            return
+        with _Current(self, device):
+            memory = ctypes.c_void_p()
+            self.cudaMalloc(ctypes.byref(memory), _LATE_BYTES)  # not freed, since that would wait for the stream
+            half = _LATE_BYTES // 2
+            for _ in range(2 * microseconds // _LATE_US):
+                self.cudaMemcpyAsync(memory.value + half, memory.value, half, DEVICE_TO_DEVICE, stream)
+
+    def hold(self, device: int, stream, is_held: bool) -> None:
+        """Let nothing that comes next into a stream begin, until this is called once more."""
+        if not ON_REAL_GPU:
+            self.standin_hold(device, stream, int(is_held))
+        elif not is_held:
+            self._may_go_on[stream.value].set()
+        else:
+            may_go_on = self._may_go_on[stream.value] = threading.Event()
+            function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: may_go_on.wait(60))
+            self._held.append(function)
+            self.cudaLaunchHostFunc(stream, function, None)
 
     def stream(self, flags: int = 1) -> ctypes.c_void_p:
         """A new stream of the current device."""
@@ -215,9 +277,12 @@ class Nccl:
         self.library = ctypes.CDLL(path or os.environ.get("MYKV_NCCL_LIBRARY") or nccl_library())
         for name in ("ncclGetErrorString", "ncclGetLastError"):
             getattr(self.library, name).restype = ctypes.c_char_p
-        self.library.standin_nccl_calls.restype = ctypes.c_long
+        if not ON_REAL_GPU:
+            self.library.standin_nccl_calls.restype = ctypes.c_long
 
     def __getattr__(self, name: str):
+        if ON_REAL_GPU and name.startswith("standin_"):
+            return lambda *_: 0
         function = getattr(self.library, name)
 
         def call(*arguments):
@@ -266,7 +331,8 @@ class DeviceArray:
     def __init__(self, values, device: int = 0, cuda: Cuda | None = None):
         values = np.asarray(values)
         self.cuda = cuda or Cuda()
-        self.device, self.shape, self.dtype, self.nbytes = device, values.shape, values.dtype, values.nbytes
+        self.device, self.shape = self.cuda.at_hand(device), values.shape
+        self.dtype, self.nbytes = values.dtype, values.nbytes
         pointer = ctypes.c_void_p()
         with self._current():
             self.cuda.cudaMalloc(ctypes.byref(pointer), max(values.nbytes, 1))
@@ -305,7 +371,7 @@ class _Current:
 
     def __enter__(self):
         self.before = self.cuda.device()
-        self.cuda.cudaSetDevice(self.device)
+        self.cuda.cudaSetDevice(self.cuda.at_hand(self.device))
 
     def __exit__(self, *_):
         self.cuda.code("cudaSetDevice", self.before)
