@@ -131,13 +131,22 @@ bool DeviceParts::progress() {
   return take_copied_out() || any;
 }
 
+// The parts of a request arrive in their order, although their copies may end in another one. Hosts with full tables
+// would otherwise hold different parts of the request that is due, and wait for each other.
 bool DeviceParts::take_copied_in() {
   bool any = false;
   std::vector<int> late;
+  ++pass_;
   for (auto it = in_.begin(); it != in_.end();) {
     Copying& copying = *it;
+    RequestState& posted = *copying.part.posted;
+    if (posted.held_in_pass == pass_) {
+      ++it;
+      continue;
+    }
     try {
       if (!copying.copies.happened(&late)) {
+        posted.held_in_pass = pass_;
         ++it;
         continue;
       }
@@ -149,7 +158,8 @@ bool DeviceParts::take_copied_in() {
     join_inputs(copying);
     const Parts::Arrived arrived = parts_.arrive(copying.part, copying.operation, copying.error.text, false);
     if (arrived == Parts::Arrived::table_full) {
-      requests_.set_crowded_out(copying.part.posted.get());
+      requests_.set_crowded_out(&posted);
+      posted.held_in_pass = pass_;
       ++it;
       continue;
     }

@@ -77,6 +77,7 @@ class DeviceParts {
   gpu::CopyStreams streams_in_, streams_out_;
   std::list<Copying> in_;   // parts being copied into slots, before they arrive in the host's table
   std::list<Copying> out_;  // parts whose results are being copied to GPUs
+  uint64_t pass_ = 0;       // of take_copied_in()
   bool unsafe_ = false;
   std::string retired_;
   bool told_ = false;  // note_ was set once

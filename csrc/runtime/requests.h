@@ -49,10 +49,11 @@ struct RequestState {
   size_t met = 0;        // parts that were entered in the host's table
   size_t under_way = 0;  // parts sent and not finished
   size_t finished = 0;
-  bool lingers = false;  // the posting thread spins for it; used by that thread only
-  bool agreed = false;   // the ranks have compared the operation, so all of them send all its parts
-  bool ended = false;    // a thread has claimed the end: it calls done, or has called it
-  size_t happened = 0;   // events of request.devices->after that have completed; runtime's thread only
+  bool lingers = false;       // the posting thread spins for it; used by that thread only
+  bool agreed = false;        // the ranks have compared the operation, so all of them send all its parts
+  bool ended = false;         // a thread has claimed the end: it calls done, or has called it
+  size_t happened = 0;        // events of request.devices->after that have completed; runtime's thread only
+  uint64_t held_in_pass = 0;  // see DeviceParts::take_copied_in(); runtime's thread only
   Failure error;
   bool recorded = false;  // the timeline records it; `recorded` and `begun` are constant
   int64_t begun = 0;

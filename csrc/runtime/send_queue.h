@@ -50,13 +50,14 @@ class SendQueue {
   Position end() { return requests_.end(); }
   // The requests in the order of the program's calls; each `second` is a position.
   const ByAge& by_age() const { return ages_; }
-  // All hosts have agreed on the first part of a request with several parts.
+  // All hosts have agreed on the first part of a request. Parts that this rank copies from a GPU are not in the queue
+  // any more, but have yet to arrive.
   void agree(RequestState& posted, uint64_t sequence) {
-    if (ages_.count(age_of(posted)) == 0) return;  // the request has no other part
+    if (posted.parts == 1 || posted.met == posted.parts) return;  // no other part has yet to arrive
     posted.sequence = sequence;
     sequences_.insert(sequence);
   }
-  // Of the requests with parts that this rank has yet to send: whether the hosts agreed on this request first.
+  // Of the requests with parts that have yet to arrive: whether the hosts agreed on this request first.
   bool is_first_agreed(const RequestState& posted) const {
     return posted.sequence && !sequences_.empty() && *posted.sequence == *sequences_.begin();
   }

@@ -95,6 +95,7 @@ class DeviceArray:
         values = np.ascontiguousarray(values)
         size = ctypes.c_size_t(self.nbytes)
         call("cudaMemcpy", self._memory, values.ctypes.data_as(ctypes.c_void_p), size, _HOST_TO_DEVICE)
+        call("cudaStreamSynchronize", None)  # cudaMemcpy may return while small arrays are on their way to the GPU
 
     def numpy(self) -> np.ndarray:
         """A copy of the values, after all work in the GPU's default stream."""

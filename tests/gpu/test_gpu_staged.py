@@ -397,7 +397,7 @@ def test_more_parts_under_way_than_the_table_has_entries(rank, size, hosts, on_g
 
     _start(hosts, table_capacity=1, part_bytes=4096, staging_bytes=1 << 20)  # 16 entries for each rank
     values = [np.arange(40_000 + k, dtype="float32") % (7 + k) for k in range(8)]
-    for turn in range(3):
+    for turn in range(10):
         arrays = [on_gpu(mine * (rank + 1), (k + turn) % _DEVICES) for k, mine in enumerate(values)]
         works = []
         for k in np.random.RandomState(10 * turn + rank).permutation(len(arrays)):
@@ -450,7 +450,9 @@ def test_array_on_the_cpu_of_one_rank_and_on_a_gpu_of_another_is_an_error(core, 
 
 @pytest.mark.ranks(2, env=_ENV)
 @pytest.mark.parametrize("wrong", ["inputs", "outputs"])
-def test_memory_that_is_not_where_it_is_said_to_be_is_an_error_on_all_ranks(core, rank, size, wrong, on_gpu):
+def test_memory_that_is_not_where_it_is_said_to_be_is_an_error_on_all_ranks(core, rank, size, wrong, on_gpu, cuda):
+    if wrong == "outputs" and cuda.at_hand(1) != 1:
+        pytest.skip("needs two GPUs")
     array, here = on_gpu(np.ones(10, "float32")), np.ones(10, "float32")
     memory = {"inputs": _whole([array]), "outputs": _whole([array])}
     if rank == 1:

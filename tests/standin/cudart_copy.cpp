@@ -52,8 +52,9 @@ int copy(void* to, const void* from, size_t bytes, int kind, void* handle, bool 
     return kInvalidValue;
 
   Operation operation;
-  if (async && !source.on_device && !source.pinned) {
-    if (bytes > kStagedBytes) {
+  if (!source.on_device && !source.pinned) {
+    // cudaMemcpy() waits for the stream first, and returns when the values are staged: not on the device yet.
+    if (!async || bytes > kStagedBytes) {
       int error = wait_for(lock, {stream, stream->submitted});
       if (error != kSuccess) return error;
     }
@@ -69,8 +70,8 @@ int copy(void* to, const void* from, size_t bytes, int kind, void* handle, bool 
     operation.host_bytes = bytes;
   }
   int error = submit(stream, std::move(operation));
-  bool pageable_target = !target.on_device && !target.pinned;
-  bool wait = async ? pageable_target : !(target.on_device && source.on_device);
+  const bool pageable_target = !target.on_device && !target.pinned;
+  const bool wait = pageable_target || (!async && host->pinned);
   return error == kSuccess && wait ? wait_for(lock, {stream, stream->submitted}) : error;
 }
 
