@@ -6,6 +6,7 @@
 #   make test-mxnet2     .venv-mxnet2 with MXNet 2.0.0b1, then every test; with PYTEST_ARGS="-m smoke" the short part
 #   make test-clients    Sockeye, GluonTS, Keras-MXNet and five more train on 2 workers (docs/clients.md); CLIENTS="gluonts sockeye" for some
 #   make test-machines   a part of the tests as older, smaller and stricter machines would run them (docs/reliability.md)
+#   make test-gpu        tests of arrays on GPUs with a real GPU in place of the stand-ins (docs/gpu.md)
 #   make test-aarch64    the core cross-compiled for aarch64, and its tests on numpy arrays under qemu-user (docs/install.md)
 #   make faults          plants faults in the code and sees whether the tests notice (docs/reliability.md); FAULTS_ARGS="--python 30 --cpp 6"
 #   make wheels          wheels that need no compiler, into dist/, for the Pythons of WHEEL_PYTHONS; they are tried without a compiler
@@ -68,7 +69,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test wheels test-all test-mxnet2 test-machines test-aarch64 test-clients faults torture bench bench-hosts pictures sanitize sanitize-quick fuzz lint \
+.PHONY: help demo test wheels test-all test-mxnet2 test-machines test-gpu test-aarch64 test-clients faults torture bench bench-hosts pictures sanitize sanitize-quick fuzz lint \
   format docs clean \
   distclean check-python
 .DELETE_ON_ERROR:
@@ -96,6 +97,9 @@ test-mxnet2: .venv-mxnet2/.testing
 
 test-machines: $(VENV)/.testing
 	$(call in,$(VENV)) python tests/harness/machines.py $(workers) $(PYTEST_ARGS)
+
+test-gpu: $(VENV)/.testing
+	$(call in,$(VENV)) python tests/gpu/on_real_gpu.py $(PYTEST_ARGS)
 
 test-aarch64: $(VENV)/.testing
 	$(call in,$(VENV)) python tests/wheels/aarch64.py $(PYTEST_ARGS)
