@@ -85,9 +85,13 @@ def check_names(
         elsewhere = f"another rank has {other}" if few != many else f"all ranks have {many}, but they differ"
         last = list(shown if shown is not None else names)[-_MOST_SHOWN:]
         listed = f" ({'the last ' if len(last) < len(names) else ''}{', '.join(last)})" if last else ""
+        numbered = ""
+        if few == many and any(character.isdigit() for name in names for character in name):
+            numbered = " MXNet numbers symbols and layers without a name, in each process alone: name them (name='fc1')."
         raise RuntimeError(
             f"The {what} are not the same on all ranks: rank {process.rank()} has {len(names)}{listed}, and "
             f"{elsewhere}. Build the same network on all ranks, with the same parameters trained, in the same order."
+            + numbered
         )
 
 
