@@ -54,6 +54,7 @@ def check_names(
     what: str,
     label: str = "",
     shown: Sequence[str] | None = None,
+    remedy: str = "",
 ) -> None:
     """Raise an error on every rank unless all ranks pass the same names in the same order.
 
@@ -71,6 +72,8 @@ def check_names(
         As for `extremes`.
     shown : sequence of str, optional
         Names to show in the error instead, if the user knows other names.
+    remedy : str, optional
+        A last sentence of the error.
 
     Raises
     ------
@@ -85,13 +88,10 @@ def check_names(
         elsewhere = f"another rank has {other}" if few != many else f"all ranks have {many}, but they differ"
         last = list(shown if shown is not None else names)[-_MOST_SHOWN:]
         listed = f" ({'the last ' if len(last) < len(names) else ''}{', '.join(last)})" if last else ""
-        numbered = ""
-        if few == many and any(character.isdigit() for name in names for character in name):
-            numbered = " MXNet numbers symbols and layers without a name, in each process alone: name them (name='fc1')."
         raise RuntimeError(
             f"The {what} are not the same on all ranks: rank {process.rank()} has {len(names)}{listed}, and "
             f"{elsewhere}. Build the same network on all ranks, with the same parameters trained, in the same order."
-            + numbered
+            f"{remedy and ' '}{remedy}"
         )
 
 

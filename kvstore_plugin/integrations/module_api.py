@@ -65,6 +65,7 @@ class ModuleStore(MyKV):
             param_names,
             "parameters of a Module",
             f"a Module that updates {where}",
+            remedy="Name the symbols (name='fc1'): MXNet numbers those without a name in each process alone.",
         )
         for name, replicas in zip(param_names, param_arrays):
             value = arg_params[name]

@@ -202,7 +202,7 @@ def test_modules_with_other_parameters_are_an_error_on_all_workers(rank, size, o
     module = mx.mod.Module(mx.sym.SoftmaxOutput(value, name="softmax"))
     module.bind(data.provide_data, data.provide_label)
     module.init_params()
-    with pytest.raises(RuntimeError, match=r"parameters of a Module are not the same on all ranks.*: name them"):
+    with pytest.raises(RuntimeError, match=r"parameters of a Module are not the same on all ranks.*Name the symbols"):
         module.init_optimizer(kvstore=mx.kv.create("mykv"))
 
 
