@@ -16,7 +16,7 @@ from .members import Members, Memory
 
 
 class _Told(NamedTuple):
-    """The parts of a commit other than arrays; per trainer with its scopes, so that a mismatch is an error."""
+    """Everything in a commit except arrays. With the trainers' scopes, so that other trainers are an error."""
 
     number: int
     keepers: list[int]
@@ -68,7 +68,7 @@ def _why_not(what: str, part: Any) -> str | None:
 def hand_over(
     copy: Any, parameters: Sequence[Parameter], trainers: Sequence[Any], donor: int, members: Members
 ) -> None:
-    """Fill `copy` with the commit of the rank `donor` if it is incomplete. Collective.
+    """If `copy` is incomplete, fill it with the commit of the rank `donor`. Collective.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def hand_over(
         Of the ElasticState, in the same order on all workers.
     donor : int
     members : Members
-        Overwritten by the donor's.
+        Their memory is overwritten by the donor's.
     """
     is_new = copy.number < 0
     is_donor = global_process_set.rank() == donor

@@ -93,14 +93,15 @@ class Members:
             self.memory = self.memory._replace(wanted=_machines())
 
     def complete(self, comm: MPI.Intracomm, is_new: bool = False) -> MPI.Intracomm:
-        """The living workers of a communicator, followed by new workers. Collective over the living workers.
+        """Return a communicator of the living workers, followed by new workers. Collective over the living workers.
 
-        A new worker calls it with `is_new` when it has joined: others may join later.
+        A new worker that has joined calls it too, with `is_new`, since more workers may join.
 
         Raises
         ------
         RuntimeError
-            A new worker has not arrived in time, or workers were replaced too often without a commit.
+            A new worker for a dead one has not arrived in time, workers were replaced too often without a commit, or
+            all workers with the state of the training have died.
         """
         if not is_new:
             _, comm = all_agree(comm, True)
@@ -135,7 +136,8 @@ class Members:
     def _missing(self, comm: MPI.Intracomm) -> tuple[MPI.Intracomm, list[str], bool]:
         """The living workers, the machine of each worker that is missing, and whether to start them one by one.
 
-        When a process dies, Open MPI's launcher ends all processes that were started together with it.
+        When a process dies, Open MPI's launcher ends all processes that were started together with it. So workers are
+        started one by one if all are on one machine.
         """
         from mpi4py import MPI
 
@@ -165,7 +167,10 @@ class Members:
     def _grown(
         self, comm: MPI.Intracomm, growth: Growth, one_by_one: bool
     ) -> tuple[MPI.Intracomm | None, MPI.Intracomm]:
-        """Add workers; the communicator of all workers or None if that fails, and the living."""
+        """Add workers.
+
+        Returns the communicator of all workers, or None if that fails, and the communicator of the living workers.
+        """
         if comm.Get_rank() == 0:
             _log.warning("mykv adds %s, since there is room.", _workers(growth.count))
         hosts = "" if one_by_one else growth.hosts
@@ -179,7 +184,11 @@ class Members:
     def _replaced(
         self, comm: MPI.Intracomm, machines: list[str], one_by_one: bool
     ) -> tuple[MPI.Intracomm | None, MPI.Intracomm]:
-        """Replace dead workers; the communicator of all workers or None if a worker has died, and the living."""
+        """Replace dead workers.
+
+        Returns the communicator of all workers, or None if a worker has died, and the communicator of the living
+        workers.
+        """
         if comm.Get_rank() == 0:
             _log.warning("mykv starts %s to replace the workers that died.", _workers(len(machines)))
         if one_by_one:
@@ -190,7 +199,11 @@ class Members:
     def _started(
         self, comm: MPI.Intracomm, count: int, hosts: str, is_known: bool = True, grows: bool = False
     ) -> tuple[MPI.Intracomm | None, MPI.Intracomm]:
-        """Start new workers; the communicator of all workers or None if a worker has died, and the living."""
+        """Start new workers.
+
+        Returns the communicator of all workers, or None if a worker has died or, with `grows`, a new worker is late,
+        and the communicator of the living workers.
+        """
         size = comm.Get_size()
         new = new_workers.started(comm, count, hosts, is_known)
         are_started, comm = all_agree(comm, new is not None)
@@ -233,7 +246,10 @@ def _workers(count: int) -> str:
 
 
 def all_agree(comm: MPI.Intracomm, mine: bool) -> tuple[bool, MPI.Intracomm]:
-    """Whether all living workers of a communicator agree, the same on all of them; and their new communicator."""
+    """Let the living workers of a communicator vote.
+
+    Returns whether all voted yes, which is equal on all of them, and a new communicator of the living workers.
+    """
     from mpi4py import MPI
 
     while True:

@@ -28,7 +28,7 @@ class Growth(NamedTuple):
     hosts : str
         Hosts for the launcher, as ``name:slots,...``; "" for the hosts that it has.
     machine : str
-        The machine of all of them; "" if they may be on several.
+        The machine of all new workers; "" if they may be on several.
     """
 
     count: int
@@ -57,7 +57,10 @@ class Room:
         self._failed: dict[str, int] = {}  # slots for which the launcher, or a new worker, has failed
 
     def growth(self, size: int) -> Growth | None:
-        """The workers that a job of `size` workers can start now; None without room. Checks at most once a second."""
+        """The workers that a job of `size` workers can start now.
+
+        None if there is no room, or if the last check was less than a second ago.
+        """
         if size >= self.most or time.monotonic() - self._looked < _EVERY_S:
             return None
         self._looked = time.monotonic()

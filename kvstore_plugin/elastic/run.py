@@ -65,8 +65,8 @@ def run_elastic(
         others, and training continues with as many workers as at the beginning. It needs Open MPI 5, and a job that was
         started with ``mykvrun --elastic`` (``mpirun --with-ft ulfm``).
     grow_to : int, optional
-        Workers are also added, up to this number, if there is room: in each commit rank 0 checks the hostfile. Training
-        continues from that commit with the added workers. Includes respawn=True.
+        Workers are also added, up to this number, if there is room. Rank 0 checks for room in commits, at most once a
+        second. Training continues from that commit with the added workers. Includes respawn=True.
     hostfile : str, optional
         A file that lists all hosts of the job, ``name slots=4`` in each line, as for mpirun. It may change, or be
         created, while the job runs. Without it the room is the slots that the launcher had free when the job began.
@@ -124,24 +124,27 @@ def run_elastic(
         process.leave_lost()
         state._members = members
         _recover(state, new_workers.join(), members, is_new=True)
-        is_new = False
+        at_start = False
     else:
         state.commit()
         state._members = members
-        is_new = True
-    return _train_until_all_return(train, state, members, is_new, arguments, named)
+        at_start = True
+    return _train_until_all_return(train, state, members, at_start, arguments, named)
 
 
 def _train_until_all_return(
-    train: Callable, state: ElasticState, members: Members, is_new: bool, arguments: tuple, named: dict
+    train: Callable, state: ElasticState, members: Members, at_start: bool, arguments: tuple, named: dict
 ) -> Any:
-    """Call the training function until it has returned on all workers. `is_new`: the first call follows no recovery."""
+    """Call the training function until it has returned on all workers.
+
+    `at_start`: training has just begun, so the reset callbacks are not called before the first call.
+    """
     while True:
         result = None
         try:
-            if is_new and members.respawn:
+            if at_start and members.respawn:
                 state._check_handover()
-            for callback in () if is_new else state._callbacks:
+            for callback in () if at_start else state._callbacks:
                 callback()
             result = train(state, *arguments, **named)
             mx.nd.waitall()
@@ -152,7 +155,8 @@ def _train_until_all_return(
             _log.info("%s", growth)
             finished = False
         except (RuntimeError, ValueError, UserWarning) as error:
-            # An exception of a script ends the job, though its process may be gone before the launcher ends the others.
+            # If another worker's script has raised an exception, the job ends. The failure detector must not take that
+            # worker for a dead one, although its process may already be gone.
             if script_end.is_of_another(error) or failure_detector.lost(_GRACE_S) is None:
                 raise
             _log.info("Training was interrupted: %s", error)
@@ -162,7 +166,7 @@ def _train_until_all_return(
         if finished:
             return result
         _recover(state, comm, members)
-        is_new = False
+        at_start = False
 
 
 def _checked_room(grow_to: int | None, hostfile: str | None) -> Room:
@@ -186,16 +190,17 @@ def _count_call(respawn: bool) -> None:
 
 
 def _recover(state: ElasticState, comm: MPI.Intracomm, members: Members, is_new: bool = False) -> None:
-    """Join the remaining workers, and new workers, and restore the state. `is_new`: this worker is one of them."""
+    """Join the remaining workers, and new workers, and restore the state. `is_new`: this worker is a new one."""
     began = time.monotonic()
     while True:
         process.leave_lost()
-        # After its agreement no worker writes to memory of the old world.
+        # complete() begins with an agreement of the living workers. After it none of them writes to memory of the old
+        # world.
         comm, is_new = members.complete(comm, is_new), False
         failure = None
         try:
             process.join_again(comm)
-            errors.check()  # a worker that died while the core started, without a start error
+            errors.check()  # a worker may have died while the core started, although join_again() raised nothing
             sync_batch_norm.begin_again()
             check_in_step.begin_again()
             state._restore()

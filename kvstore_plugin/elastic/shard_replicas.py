@@ -2,7 +2,8 @@
 
 A worker's share is the states of its shards. With the optimizer on the store no other worker has these states. So in
 each commit every worker gives a copy of its share to another worker, its keeper. On a single host the keeper is the
-next rank. With several hosts the keeper is on another host, so that a whole host may die.
+next rank. With several hosts the keeper is on another host, unless a host has more than half of all workers. So the
+states survive the loss of a whole host.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def pack(states: Mapping[Hashable, Any]) -> np.ndarray:
 def keepers(hosts: Sequence[Sequence[int]]) -> list[int]:
     """The keeper of each worker's share. Each worker keeps one copy.
 
-    Workers are listed host by host. A worker's keeper is as many positions after it as the largest host has workers:
-    on another host, unless the worker's host has more than half of all workers.
+    Workers are listed host by host. If the largest host has n workers, a worker's keeper is n positions after it in
+    this list. So the keeper is on another host, unless the worker's host has more than half of all workers. On a single
+    host the keeper is the next rank.
 
     Parameters
     ----------

@@ -18,7 +18,8 @@ from ..parameters import deferred_init, trainer_state
 # separately.
 _OF_THE_WORKER = {"param_dict", "idx2name", "sym_info", "lr_scheduler"}
 
-# Counters and flags of a DistributedTrainer in addition to its optimizer, and its scale, which AMP changes.
+# Attributes of a DistributedTrainer that are copied besides its optimizer: counters, flags, and the scale, which AMP
+# changes.
 _OF_THE_TRAINER = ("_scale", "_amp_original_scale", "_steps", "_ignores_stale", "_warmup_until")
 
 
@@ -30,7 +31,7 @@ class Parameters:
         self._deferred: dict[Parameter, tuple] = {}
 
     def take(self, parameters: Iterable[Parameter]) -> list[NDArray]:
-        """Copy the values; returns the arrays to wait for."""
+        """Copy the values. Returns the arrays to wait for."""
         before, self._kept, self._deferred = self._kept, {}, {}
         for parameter in parameters:
             if parameter._data is None:
@@ -76,7 +77,7 @@ class Training:
         self.shards: dict[Hashable, tuple] = {}  # with the optimizer on the store: each key's shards and their owners
 
     def take(self, trainer: Any) -> list[NDArray]:
-        """Copy the trainer's state; returns the arrays to wait for."""
+        """Copy the trainer's state. Returns the arrays to wait for."""
         updaters = _updaters(trainer)
         before = self._states if len(self._states) == len(updaters) else [{} for _ in updaters]
         self._states = [
@@ -104,12 +105,15 @@ class Training:
         return self._states[0]
 
     def trees(self, trainer: Any) -> tuple:
-        """All arrays of this copy for another worker, as a state (state_tree.py)."""
+        """The arrays of this copy for another worker, as a state (state_tree.py).
+
+        States of an optimizer on the store are not included: see shard_replicas.py.
+        """
         states = [] if trainer._store_optimizer is not None else [list(state.values()) for state in self._states]
         return states, list(self._more.values())
 
     def description(self) -> dict[str, Any]:
-        """The rest of this copy for another worker; pickled."""
+        """The rest of this copy for another worker, to be pickled."""
         return {
             "keys": [list(states) for states in self._states],
             "optimizer": self._optimizer,

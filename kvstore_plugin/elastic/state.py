@@ -39,22 +39,21 @@ class ElasticState:
     Parameters
     ----------
     checkpoint : str, optional
-        With update_on_kvstore=True, a file of ``trainer.save_states``. States are loaded from it when a worker and the
-        keeper of its share have died together. The file is of an earlier step than the weights. Without a file such a
-        loss ends the job.
+        With update_on_kvstore=True, a file of ``trainer.save_states``. Optimizer states are loaded from it when a
+        worker and the worker that kept a copy of its states have died together. The loaded states are then from an
+        earlier step than the weights. Without a file such a loss ends the job.
     **members
         By any names: networks (Block) with all parameters of the trainers; trainers (DistributedTrainer or LocalTrainer
         with elastic=True), at least one; and other values that `commit` keeps, such as the numbers of the epoch and the
-        batch, which copy.deepcopy must be able to copy, and pickle with ``run_elastic(respawn=True)``. All members are
-        attributes of the state, to be read and assigned; attributes that are assigned later are kept too. Names that
-        begin with ``_``, and names of methods, such as ``commit``, are reserved.
+        batch. copy.deepcopy must be able to copy these values. With ``run_elastic(respawn=True)`` they must also be
+        picklable. All members are attributes of the state, to be read and assigned; attributes that are assigned later
+        are kept too. Names that begin with ``_``, and names of methods, such as ``commit``, are reserved.
 
     Raises
     ------
     TypeError, ValueError
-        There is no trainer, a trainer is not elastic or has parameters that no network has, a name is reserved, or
-        a member has none.
-        Assigning a reserved name later is an AttributeError.
+        There is no trainer, a trainer is not elastic or has parameters that no network has, a name is reserved, or a
+        member was passed without a name. Assigning to a reserved name later raises AttributeError.
 
     Examples
     --------
@@ -104,8 +103,8 @@ class ElasticState:
     def commit(self) -> None:
         """Keep the current state: training continues from it if a worker dies later.
 
-        Collective: call it at the same step on all workers. It waits. It calls `LocalTrainer.synchronize` of trainers
-        that make local steps.
+        Collective: call it at the same step on all workers. Waits for the other workers. Calls
+        `LocalTrainer.synchronize` of trainers that make local steps.
 
         Raises
         ------
@@ -136,7 +135,7 @@ class ElasticState:
             )
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Register functions to call, without arguments, after a loss of workers, before training continues.
+        """Register functions without arguments to call after workers were lost or added, before training continues.
 
         The state is then restored, and `rank` and `size` are new. The functions may, for example, redistribute the data
         or change the learning rate.
