@@ -317,9 +317,9 @@ def _unions(
 def _laid_out(
     contributions: Sequence[Contribution], unions: Sequence[np.ndarray], memory: np.ndarray | None = None
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """An array for each device, with the rows of all contributions one after another, and views for the sums.
+    """One array per device, with the rows of all contributions one after another; and, for each contribution, a view.
 
-    The first array is `memory`, if it is given.
+    The views are of the first array, which will hold the sums. The first array is `memory`, if it is given.
     """
     ends = np.cumsum([union.size * contribution.width for contribution, union in zip(contributions, unions)])
     inputs = [np.zeros(ends[-1], contributions[0].dtype) if memory is None else memory]

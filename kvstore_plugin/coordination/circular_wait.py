@@ -143,7 +143,7 @@ class _Stands:
 class _SlowOperations:
     """Operations that have waited long in a script in which another thread may continue. They only cause a warning.
 
-    Ranks report them shortly before the stall watch warns, since the stall watch knows only its own rank's half.
+    Ranks report them shortly before the stall watch warns, since a rank's stall watch knows only its own operations.
     """
 
     def __init__(self) -> None:
@@ -296,7 +296,7 @@ def _wait(core: Any, name: str, work: Any, goes_on: Callable[[], bool]) -> None:
 def _meet_after_end(core: Any) -> None:
     """Wait until all ranks of a circle have given up, even if the script ends meanwhile.
 
-    Otherwise the other ranks' operations would fail because this rank has left, not with both reports.
+    Otherwise the errors on the other ranks would say that this rank has left, and would not show the reports.
     """
     numbers, sums = np.zeros(1), np.zeros(1)
     name = f"{_SCOPE}/end"
@@ -315,8 +315,8 @@ def _end_circle(core: Any, states: Sequence[dict[str, Any] | None], told_at: flo
     Another rank may have given up the operation in which this rank waited. Then this rank has continued, and its newer
     operations belong to no circle: the other ranks arrive there once they have their error.
 
-    An operation that was given up has failed for all ranks, including a rank that has not arrived yet: it gets the
-    error when it arrives. If it did not, its call would be matched with a later call of the other ranks.
+    An operation that was given up has failed for all ranks, including a rank that has not arrived yet: that rank
+    gets the error when it arrives. Otherwise its call would be matched with a later call of the other ranks.
     """
     circle = in_circle([state["waits"] if state is not None and state["is_certain"] else None for state in states])
     if not circle:

@@ -133,7 +133,7 @@ def note_waiting_call(turn: Any) -> None:
 
 
 def call_of(thread: int | None, name: str) -> str:
-    """The user's call whose ranks a thread meets under this name; empty if it meets them elsewhere or not at all."""
+    """The last call in which a thread met other ranks, if that was under this name; otherwise empty."""
     met, call = _met.get(thread or 0, ("", ""))
     return call if met == name else ""
 
@@ -152,7 +152,8 @@ def look(turn: Any) -> Callable[[], None] | None:
     Returns
     -------
     callable or None
-        Refuses the operation that the other ranks have begun; to be called without arguments if the call fails.
+        Refuses the operation that the other ranks have begun; to be called without arguments if the call fails. None if
+        the call was not given up.
     """
     try:
         members = set(turn.process_set.ranks or ())

@@ -43,7 +43,7 @@ class KeptNames:
 
 
 def forget(process_set: Any, scope: str, generation: int, comes_back: bool = False) -> None:
-    """Drop the core's counts of a scope, unless the scope may be used again; not after another init()."""
+    """Drop the core's counts of a scope, unless the scope may be used again or init() was called again."""
     if comes_back or generation != process.generation:  # another object may have these names
         return
     with contextlib.suppress(RuntimeError, ValueError):  # shut down, or the set was removed

@@ -23,7 +23,7 @@ def label(
     what: str = "a step",
     progress: tuple[int, float | None] | None = None,
 ) -> str:
-    """The label of all operations of a step: operations of different steps fail on all workers.
+    """The label of all operations of a step: operations with different labels fail on all workers.
 
     So no worker waits for a comparison. After the error all workers are in the same state: no worker has updated, and
     all workers have counted an update.
@@ -31,7 +31,7 @@ def label(
     Parameters
     ----------
     factor : float
-        The workers' factor of gradients.
+        The number by which this worker multiplies gradients.
     scale : float
         The factor for a batch of one sample, if it is the same on all workers; otherwise 0.
     learning_rate : float or None

@@ -99,7 +99,7 @@ def end_job(end: End) -> None:
 
 
 class _Exit(SystemExit):
-    """The SystemExit of sys.exit(): a script that catches it does not end with it."""
+    """The SystemExit that sys.exit() raises. If the script catches it, its deletion clears the recorded exit."""
 
     def __del__(self) -> None:
         global _exit
