@@ -1,6 +1,6 @@
 """The plan of the operations that reduce a trainer's dense gradients, on which the ranks of a process set agree.
 
-When the trainer is created, the ranks agree which parameters have gradients, in the first step on the layout of
+When the trainer is created, the ranks agree which parameters have gradients; in the first step, on the layout of
 the buckets. So an ordinary step exchanges nothing but gradients. A rank whose gradients have changed (grad_req, a
 frozen layer, cast) must ask the other ranks, which may not expect a question. So it asks under the name of the first
 agreed operation. If all ranks ask, they get an answer. If a rank pushes gradients instead, the core sees that the two

@@ -149,9 +149,9 @@ class PowerSGD:
     """A communication hook that sends gradient matrices as products of two narrow matrices, with error feedback.
 
     Pass an object to ``DistributedTrainer(..., communication_hook=PowerSGD())``, and another object to each trainer. A
-    gradient of shape (n, ...) with n * m elements needs (n + m) * rank numbers, and as many of float64 as `rank` has
-    squares for each gradient. Gradients of one dimension, and gradients that would need more numbers than they have,
-    are averaged as they are. The rest is kept and added to the gradient of the next step, which takes as
+    gradient of shape (n, ...) with n * m elements needs (n + m) * rank numbers, and rank * rank numbers of float64.
+    Gradients of one dimension, and gradients that would need more numbers than they have, are averaged as they are. The
+    difference between a gradient and its product is kept, and added to the gradient of the next step. This takes as
     much memory as the gradients, and twice as much within a step. This state changes when the trainer updates the
     parameters. So a step that fails, that AMP skips or that has a gradient which is not finite changes no state.
 

@@ -171,8 +171,8 @@ class Reducer:
 class WeakMethod:
     """Calls a method of an object without keeping the object alive; a no-op after the object's end.
 
-    A trainer has reducers, which call it: a reference to its method would be a cycle. A dropped trainer, with its
-    buckets, would live until the garbage collector runs.
+    A trainer has reducers, which call the trainer: references to its methods would be cycles. A dropped trainer, with
+    its buckets, would live until the garbage collector runs.
     """
 
     def __init__(self, owner: Any, name: str) -> None:

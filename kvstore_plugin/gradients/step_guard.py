@@ -1,8 +1,8 @@
-"""Guards of a trainer's step: if it fails here, they tell the other workers, or make this worker remember it.
+"""Guards of a trainer's step: if it fails here, the guards tell the other workers, or record the failure.
 
-`StepGuard` wraps a whole step: the other workers count it, so this worker counts it too. `updates` wraps its updates:
-if they fail on this worker alone, its weights differ from then on, and the next step fails on all workers.
-`check_fresh` precedes its sums: a stale gradient fails the step on all workers.
+`StepGuard` wraps a whole step: the other workers count it, so this worker counts it too. `updates` wraps the updates of
+a step: if they fail on this worker alone, its weights differ from then on, and the next step fails on all workers.
+`check_fresh` precedes the sums of a step: a stale gradient fails the step on all workers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .reducer import Reducer
 
 
 class StepGuard:
-    """Context manager of a trainer's step or update: if it fails here, an update is counted, as on the other workers.
+    """Context manager of a trainer's step or update: if it fails here, it is counted if other workers may count it.
 
     A class, since a generator-based context manager costs more calls in every step.
 
@@ -25,7 +25,7 @@ class StepGuard:
     ----------
     trainer : gluon.Trainer
     reducers : sequence of Reducer
-        Those of the trainer's gradients.
+        The reducers of the trainer's gradients.
     when_failed : callable, optional
         Called with the error after the update was counted.
     """
@@ -62,15 +62,15 @@ class StepGuard:
 def updates(trainer: gluon.Trainer | None, reducers: Sequence[Reducer]) -> Iterator[None]:
     """Context manager of a trainer's updates: puts fences around them, and notes if they fail on this worker.
 
-    Only an MXNetError about this worker's own arguments is noted: any other MXNetError may come from another worker;
-    then all workers that wait in the update get it.
+    An MXNetError is noted only if it is about this worker's own arguments. Any other MXNetError may come from another
+    worker, and then all workers that wait in the update get it. Exceptions of other types are always noted.
 
     Parameters
     ----------
     trainer : gluon.Trainer or None
         None: a failure is not noted.
     reducers : sequence of Reducer
-        Those whose parameters each worker updates by itself.
+        The reducers whose parameters each worker updates by itself.
     """
     updating = load_tracking.updating
     before, updating.trainer = getattr(updating, "trainer", None), trainer
@@ -80,7 +80,7 @@ def updates(trainer: gluon.Trainer | None, reducers: Sequence[Reducer]) -> Itera
                 fence.begin()
         try:
             yield
-        except MXNetError:  # from a sum, then all workers have it; or from an update: only the fence can tell
+        except MXNetError:  # of a sum, which all workers get, or of this worker's update: only the fence can tell
             for reducer in reducers:
                 for fence in reducer.fences:
                     fence.push(broken=True)
