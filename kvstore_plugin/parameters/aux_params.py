@@ -51,11 +51,11 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
     ------
     TypeError, ValueError
         Errors of this rank's arguments: a value has not been initialized (before the first forward pass), is sparse, or
-        on a GPU without a CUDA runtime that the core can use; `root_rank` is not in the process set, or this rank is
+        is on a GPU without a CUDA runtime that the core can use; `root_rank` is not in the process set, or this rank is
         not. The other ranks get an MXNetError that names this rank.
     MXNetError
-        Ranks differ in the values, their shapes or dtypes, or in `root_rank`; a rank waits in another call, has left,
-        or its array carries an error.
+        The ranks pass different sets of values (names, shapes, dtypes), or different root_ranks; a rank waits in
+        another call, has left, or passes an array that carries an error.
 
     Examples
     --------
@@ -144,8 +144,8 @@ def auxiliary_states(params: Any) -> list[_State]:
     Raises
     ------
     TypeError, ValueError
-        `params` is something else, or a value is missing or sparse, or on a GPU without a CUDA runtime that the core
-        can use.
+        `params` is not what `sync_aux_params` accepts; or a value is missing, is sparse, or is on a GPU without a CUDA
+        runtime that the core can use.
     """
     if isinstance(params, gluon.Block):
         params = params.collect_params()

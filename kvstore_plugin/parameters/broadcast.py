@@ -46,11 +46,12 @@ def broadcast_parameters(
     ------
     TypeError, ValueError
         `params` holds something else, a csr array, or an array on a GPU without a CUDA runtime that the core can use;
-        `root_rank` is not in the set; this process is not.
+        `root_rank` or this process is not in the set.
     RuntimeError
-        The ranks hold different sets of parameters.
+        The ranks hold different sets of parameters, or order them differently.
     MXNetError
-        Shapes or dtypes differ between the ranks, or an array carries an error on some rank.
+        Shapes or dtypes differ between the ranks, an array carries an error on some rank, or a rank waits in another
+        call or has left.
 
     Examples
     --------
@@ -173,7 +174,8 @@ def broadcast_again(process_set: ProcessSet, named: Sequence[Named], scope: str,
         broadcast = Broadcast(process_set, f"{scope}/again/{name}", root, -position)
         if parameter._data is not None:
             broadcast.push(parameter._data)
-        else:  # a parameter without a gradient that no forward pass has used: step() rejects all others without values
+        else:
+            # The parameter needs no gradient and has no values yet: if it needed a gradient, step() would have raised.
             broadcast.refuse(f"{described(name, parameter)} has no values yet on rank {process.rank()}.")
 
 

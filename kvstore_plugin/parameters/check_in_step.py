@@ -63,12 +63,14 @@ def check_in_step(
     Raises
     ------
     TypeError, ValueError
-        Errors of this rank's arguments: an argument is wrong, an array is csr, or on a GPU without a CUDA runtime that
-        the core can use, this rank is not in the process set. The other ranks get an MXNetError that names this rank.
+        Errors of this rank's arguments: an argument is wrong, an array is csr or is on a GPU without a CUDA runtime
+        that the core can use, or this rank is not in the process set. The other ranks get an MXNetError that names this
+        rank.
     MXNetError
         A parameter differs between workers, or between the devices of a worker: the error names the first such
         parameter in the order of the network, with the ranks that differ from most others. Or the workers pass
-        different sets of parameters, a worker waits in another call, has left, or its parameter carries an error.
+        different sets of parameters, or a worker waits in another call, has left, or passes a parameter that carries an
+        error.
 
     Examples
     --------

@@ -68,9 +68,8 @@ _times: weakref.WeakKeyDictionary[Parameter, int] = weakref.WeakKeyDictionary()
 _withdrawn: weakref.WeakKeyDictionary[Parameter, _Held] = weakref.WeakKeyDictionary()
 # Parameters whose initialization was deferred: the _deferred_init that MXNet keeps until the initialization.
 _deferred_as: weakref.WeakKeyDictionary[Parameter, tuple] = weakref.WeakKeyDictionary()
-# Parameters whose broadcast may still fail, since not all ranks are known to have values, each with a copy of what
-# set_data() or load_parameters() has written since (None before): if the broadcast fails, the engine skips such a
-# write.
+# Parameters whose broadcast may still fail, since not all ranks are known to have values. Each has a copy of the values
+# that set_data() or load_parameters() has written since, or None: if the broadcast fails, the engine skips the write.
 _unconfirmed_values: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyDictionary()
 
 

@@ -31,15 +31,16 @@ _LABEL = (
 # MXNetErrors about the arguments of this worker.
 OWN = (ArgumentTypeError, ArgumentValueError, ArgumentIndexError)
 
-# For each loaded parameter a copy of its values when all workers were last equal; None if states were loaded.
+# For each loaded parameter a copy of its values when all workers were last equal; None if states were loaded, or if the
+# values are sparse.
 _loaded: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyDictionary()
 
 # The count of array updates of a Parameter's trainer at the first failed update; a text unique to this worker if
 # MXNet's engine has skipped updates on this worker alone.
 _failed: weakref.WeakKeyDictionary[Parameter, int | str] = weakref.WeakKeyDictionary()
 
-# Numbers by which the core records failed updates: see gradients/fence.py. With each the Parameters of the trainer that
-# updates; several trainers may have the Parameter.
+# By the first Parameter of an update: the numbers under which the core records failed updates (gradients/fence.py), and
+# for each number the Parameters of the trainer. One Parameter may belong to several trainers.
 _watched: weakref.WeakKeyDictionary[Parameter, dict[int, weakref.WeakSet]] = weakref.WeakKeyDictionary()
 _count = itertools.count(1)
 
@@ -49,7 +50,7 @@ updating = threading.local()  # `trainer`: the trainer that updates in this thre
 def any_of(parameters: Iterable[Parameter]) -> bool:
     """Whether this worker has loaded other values of a Parameter, or its trainer's states, since all were equal.
 
-    Waits for the values of loaded Parameters.
+    Also if an update of a Parameter has failed since then. Waits for the values of loaded Parameters.
     """
     failed = process.core.take_failed_updates()
     if failed:
@@ -66,8 +67,8 @@ def any_of(parameters: Iterable[Parameter]) -> bool:
 def label(parameters: Iterable[Parameter]) -> str:
     """The label that must be the same on all workers in a step for which `any_of` is true.
 
-    Workers whose updates have failed at the same update have equal weights; after failures at different updates they do
-    not.
+    Workers whose updates have failed at the same update have equal weights; after failures at different updates their
+    weights differ.
     """
     counts = sorted({_failed[parameter] for parameter in parameters if parameter in _failed}, key=str)
     alone = [count for count in counts if isinstance(count, str)]

@@ -84,7 +84,7 @@ def _with_numbers(name: str) -> list[tuple[int, str]]:
 def sorted_by_counters(names: Sequence[str]) -> bool:
     """Whether names are in the alphabet's order, and would not be if counters were compared as numbers.
 
-    If such names differ between ranks, so does their order.
+    If such names differ between ranks, their order may differ too.
     """
     return list(names) == sorted(names) and list(names) != sorted(names, key=_with_numbers)
 
