@@ -50,7 +50,8 @@ def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer
     OSError
         On the first worker: the file cannot be written, and is unchanged.
     MXNetError
-        On the others in that case; and on all: workers have not called this within MYKV_CHECKPOINT_WAIT_S, or differ.
+        On the other workers in that case. On all workers: some have not called this within MYKV_CHECKPOINT_WAIT_S, or
+        the workers' parameters or arguments differ.
     """
     exchange = _Exchange(store_optimizer, scope, f"save_optimizer_states({fname!r})")
     exchange.meet(lambda: f"save_optimizer_states, dump_optimizer={bool(dump_optimizer)}", fname)
@@ -78,8 +79,8 @@ def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
     OSError, ValueError
         On the first worker: the file cannot be read, is damaged, or belongs to another network or optimizer.
     MXNetError
-        On the others in that case; and on all: workers have not called this within MYKV_CHECKPOINT_WAIT_S, or differ.
-        All states are unchanged.
+        On the other workers in that case. On all workers: some have not called this within MYKV_CHECKPOINT_WAIT_S, or
+        the workers' parameters or arguments differ. All states are unchanged.
     """
     exchange = _Exchange(store_optimizer, scope, f"load_optimizer_states({fname!r})")
     exchange.meet(lambda: "load_optimizer_states", fname)

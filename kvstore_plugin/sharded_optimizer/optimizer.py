@@ -207,7 +207,7 @@ class StoreOptimizer:
 
         MXNet passes the largest count so far to the schedule, and some optimizers count several keys first. Keys that
         some steps leave out have smaller counts, so their rates depend on the order of counting, which differs from the
-        order of a worker's operations. MXNet's FactorScheduler cannot go back, so it is called here, with rising
+        order of a worker's operations. MXNet's FactorScheduler cannot go back, so it is called here, with ascending
         counts, before the first update.
 
         Parameters

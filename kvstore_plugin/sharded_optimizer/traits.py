@@ -92,7 +92,10 @@ def reads_gradients(optimizer: Any) -> bool:
 
 
 def corrects_by_count(optimizer: Any) -> bool:
-    """Whether new states need a new count of updates; False for other user classes."""
+    """Whether the optimizer corrects its states by the number of updates, so that new states need a new count.
+
+    False for a user's class that derives from no such optimizer.
+    """
     return isinstance(optimizer, _correcting)
 
 
