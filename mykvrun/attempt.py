@@ -18,8 +18,8 @@ from .output import FailedWorker, Output, Stream, relay
 from .signals import EndSignals
 from .sinks import Sink
 
-# Of a worker that has not reached the end of init(): wrong options, or no file of this name (Python and argparse), and
-# of shells: the command cannot be executed, or is not found.
+# Exit statuses of a worker that has not reached the end of init(). 2: wrong options, or no file of this name (Python,
+# argparse). 126 and 127: a shell cannot execute, or does not find, the command.
 _STATUS_OF_MISTAKES = (2, 126, 127)
 
 
@@ -134,7 +134,7 @@ def first_failure(failed: FailedWorker | None, ends: list[worker_notes.End]) -> 
 
 
 def failure(status: int, output: Output, first: worker_notes.End | None, has_joined: bool = False) -> Ended:
-    """Message: the worker that failed first, and how it ended."""
+    """How a failed job has ended, with a message about the worker that failed first."""
     failed = output.failed
     if first is not None:
         failed = FailedWorker(first.rank, failed.host if failed and failed.rank == first.rank else "")

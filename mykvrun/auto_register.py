@@ -1,12 +1,12 @@
 """Makes the store 'mykv' available in programs that do not import kvstore_plugin.
 
-An installation has a file mykv-auto-register.pth, by which Python imports this module when it starts. So it imports
-nothing, and only puts a finder on ``sys.meta_path``, which compares the names of modules with ``mxnet``. Before MXNet
-is imported, it makes MXNet work with new releases of numpy (numpy_for_mxnet.py). Then it wraps the functions of MXNet
-that take a store's name. The first use of the name 'mykv', or of a name that can only mean 'mykv', imports
-kvstore_plugin, which handles it. Until then neither MPI nor mpi4py is imported.
+An installation has a file mykv-auto-register.pth, by which Python imports this module when it starts. So this
+module imports nothing, and only puts a finder on ``sys.meta_path``, which compares the names of modules with ``mxnet``.
+Before MXNet is imported, the finder makes MXNet work with new releases of numpy (numpy_for_mxnet.py). Then it wraps the
+functions of MXNet that take a store's name. The first use of the name 'mykv', or of a name that can only mean 'mykv',
+imports kvstore_plugin, which handles the name. Until then neither MPI nor mpi4py is imported.
 
-``MYKV_AUTO_REGISTER=0`` disables it (kvstore_plugin/world/settings.py lists the setting).
+``MYKV_AUTO_REGISTER=0`` disables the finder (kvstore_plugin/world/settings.py lists the setting).
 """
 
 import os

@@ -62,7 +62,7 @@ _HOROVOD_IGNORED = {
         "--autotune-steps-per-sample",
         "--autotune-bayes-opt-max-samples",
         "--autotune-gaussian-process-noise",
-        # Horovod uses these too only for jobs that grow.
+        # Horovod, too, uses these only for jobs that grow.
         "--elastic-timeout",
         "--reset-limit",
     ],
@@ -103,7 +103,7 @@ class Request:
     ranks: frozenset[int] | None  # ranks whose output is shown; None: all
     restarts: Restarts
     min_workers: int | None
-    caller: int | None  # a descriptor that ends when the caller does; see `end_with_caller`
+    caller: int | None  # a pipe that is closed when the caller ends; see `end_with_caller`
 
 
 def parse(arguments: list[str]) -> Request:

@@ -75,8 +75,8 @@ def run(
     options : list of str, optional
         More options of mykvrun, such as ``["--threads", "4", "--max-restarts", "3"]``.
     folder : path, optional
-        Folder for function and results while the job runs, shared by all hosts. By default a temporary folder, with
-        other hosts in the current folder.
+        Folder for function and results while the job runs, shared by all hosts. By default a temporary
+        folder; if there are other hosts, it is made in the current folder.
 
     Returns
     -------

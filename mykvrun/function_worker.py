@@ -15,7 +15,7 @@ from .function_job import FUNCTION, RESULT, Result
 
 
 def main(folder: Path) -> None:
-    """Call the function, and write its result or its exception, which ends this worker like any script."""
+    """Call the function and write its result, or write the exception and raise it again to end this worker."""
     import cloudpickle
 
     rank = worker_notes.rank_in(os.environ) or 0

@@ -28,7 +28,7 @@ from .signals import EndSignals, end_with_caller
 # Options of mpirun and srun for their output, which may occur only once.
 _OUTPUT = ("output", "tag-output", "prepend-rank", "prepend-pattern", "label", "l", "unbuffered", "u")
 
-# Of Slurm, PBS, LSF and Grid Engine: from them mpirun itself learns hosts.
+# Variables of Slurm, PBS, LSF and Grid Engine, from which mpirun itself learns the hosts.
 _ALLOCATIONS = ("SLURM_JOB_ID", "SLURM_JOBID", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 
 

@@ -104,8 +104,8 @@ def _is_2(numpy: Any) -> bool:
 def _as_array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
     """The method __array__ of NDArray, which has none.
 
-    numpy 1 makes an array of objects of an NDArray, by its length and items, and numpy 2 cannot: numpy.array_equal() of
-    equal NDArrays would be False.
+    Without it, numpy 1 makes an array of objects from an NDArray, by its length and items. numpy 2 cannot, so
+    numpy.array_equal() of equal NDArrays would be False.
     """
     array = self.asnumpy()
     return array if dtype is None else array.astype(dtype, copy=False)

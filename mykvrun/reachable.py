@@ -22,7 +22,7 @@ class TooFewHosts(LaunchError):
 
 
 def on_hosts_that_answer(job: Job, least: int) -> Job:
-    """The job on the hosts that answer, with their number of workers, and a line about the others.
+    """The job on the hosts that answer, with as many workers as they have slots for. Reports the other hosts.
 
     Raises
     ------

@@ -17,7 +17,7 @@ _ERROR = re.compile(
     re.IGNORECASE,
 )
 _TRACEBACK = b"Traceback (most recent call last):"  # may follow a progress bar
-# A progress bar, whose values may have such names, or a log line about a metric.
+# A progress bar, in which a value may be named, say, error, or a log line about a metric.
 _IS_NO_ERROR = re.compile(rb"\r.|\b(?:DEBUG|INFO)\b")
 
 

@@ -1,4 +1,4 @@
-"""Handles this host's worker processes if mykvrun or the launcher is killed.
+"""Ends the launcher and this host's workers if mykvrun or the launcher is killed.
 
 Only the launcher is a child of mykvrun. Workers are below it: below mpirun of Open MPI, and with MPICH and Intel MPI
 below the processes of Hydra. Orphans become children of mykvrun, a subreaper.
