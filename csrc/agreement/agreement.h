@@ -11,16 +11,18 @@
 // when it announces the operation.
 //
 // A small operation (Transport::is_carried) needs no further messages: the announcements carry the sums of the hosts,
-// the verdict the result. The sums are combined in the order of the hosts, and in a tree of several levels at each
-// level.
+// the verdict the result. The sums are combined in the order of the hosts. In a tree of several levels, each host first
+// combines its own sum and its children's.
 //
 // The messages go through a tree of hosts (host_tree.h). A host in the middle announces an operation when all hosts
 // below it have announced it; verdicts and ends go down the same way, so that every host sees them in one order. A rank
-// that breaks down passes on no more messages, so rank 0 tells every host directly. Its host may miss verdicts that
-// other hosts have received. An operation in slices then fails on the other hosts too, through a notice
-// (transport/mpi). A carried operation has its result on the hosts with the verdict, and an error on the others.
+// that breaks down passes on no more messages, so rank 0 sends the news of it directly to every host. The host of the
+// broken-down rank may miss verdicts that other hosts have received. An operation in slices then fails on the other
+// hosts too, through a notice (transport/mpi). A carried operation has its result on the hosts with the verdict, and an
+// error on the others.
 //
-// Each text is sent once; later messages carry its number.
+// Names and signatures are sent once, and later messages carry only their number. They are sent again after many others
+// (KnownTexts).
 #pragma once
 
 #include <mpi.h>
@@ -67,7 +69,7 @@ class LateHosts {
 
   // A branch has announced the operation. Changes `meeting` only.
   void announced(HostsMeeting* meeting, const Message& message, size_t branch, int64_t now) const;
-  // The announcement at this time was the last one: sum over the ranks of all branches of how long they waited.
+  // The total time that the ranks of all branches have waited, if the last announcement came at `now`.
   int64_t waited(const HostsMeeting& meeting, int64_t now) const;
   // Counts a complete meeting of all hosts.
   void complete(const HostsMeeting& meeting, int64_t now);
@@ -129,8 +131,8 @@ class Agreement {
   void done(uint64_t sequence);
   // A rank of this host or of another host has left.
   void depart(int rank, const Failure& reason);
-  // The same for a rank that breaks down or ends without an answer from rank 0: it tells only rank 0 and the hosts
-  // below; rank 0 tells all hosts.
+  // The same for a rank that breaks down or ends without an answer from rank 0. This rank tells only rank 0 and the
+  // hosts below, and rank 0 tells all hosts.
   void depart_alone(int rank, const Failure& reason);
   // Sends, receives and answers; false if there was nothing to do.
   bool progress();
@@ -141,7 +143,7 @@ class Agreement {
   // For the timeline of rank 0: when each host, named by its first rank, announced the operation for itself and the
   // hosts below it. Forgets the times.
   std::vector<ArrivalRecord> take_arrivals(const Key& key);
-  // On rank 0: how late ranks were, of all hosts. Thread-safe.
+  // On rank 0: how late the ranks of all hosts were. Thread-safe.
   std::vector<LateRank> late_ranks() { return observed_.late.ranks(); }
   // Whether verdicts are outstanding or messages are being sent: poll often.
   bool polling() const { return outstanding_.count() > 0 || sending(); }
@@ -192,7 +194,7 @@ class Agreement {
     std::vector<ArrivalRecord> arrivals;
     HostsMeeting meeting;
   };
-  // An operation that is ready on all hosts and has no verdict yet. ready_ has them by falling priority, then in the
+  // An operation that is ready on all hosts and has no verdict yet. ready_ has them by descending priority, then in the
   // order in which they became ready.
   struct Ready {
     Key key;

@@ -1,5 +1,6 @@
-// The tree through which the hosts' first ranks pass on their agreements, so that no rank sends to or hears from more
-// hosts than the fan-out. The host of rank 0 is the root; with at most fan_out + 1 hosts all others are its children.
+// The tree through which the hosts' first ranks pass on announcements and verdicts, so that no rank sends to or hears
+// from more hosts than the fan-out. The host of rank 0 is the root; with at most fan_out + 1 hosts all others are its
+// children.
 #pragma once
 
 #include <cstddef>

@@ -18,7 +18,7 @@ class Inbox {
   ~Inbox();
 
   // The next message that has arrived completely, and its sender; false if there is none. Messages of one sender keep
-  // their order. Throws Error.
+  // their order. Throws Error if MPI fails.
   bool take(std::vector<char>* bytes, int* from);
   // Whether no message has arrived in part.
   bool quiet() const { return coming_.empty(); }
@@ -32,7 +32,7 @@ class Inbox {
   };
   MPI_Comm comm_;
   int tag_;
-  std::list<Coming> coming_;  // in the order in which they were sent
+  std::list<Coming> coming_;  // in the order in which they were matched: that of sending, for each sender
 };
 
 }  // namespace mykv

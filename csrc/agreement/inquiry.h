@@ -29,9 +29,9 @@ class Inquiry {
   void ask(const std::vector<Key>& keys);
   // The answers that have arrived since the last call.
   std::vector<Answer> take_answers();
-  // Answers a question; false if there was none. Only for the first rank of a host.
+  // Answers a question. Returns whether there was one. Only for the first rank of a host.
   bool answer_one();
-  // Moves messages that are being sent.
+  // Continues the sends.
   void progress() { sendings_.progress(); }
   bool sending() const { return !sendings_.empty(); }
   // No message is under way, in either direction.

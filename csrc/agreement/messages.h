@@ -1,5 +1,5 @@
-// The messages of the hosts' first ranks about operations (agreement.h), and their encoding for MPI: several messages
-// in a row. A message from another host is checked before it is used.
+// The messages of the hosts' first ranks about operations (agreement.h), and their encoding for MPI, in which several
+// messages may follow one another. A message from another host is checked before it is used.
 #pragma once
 
 #include <cstddef>
@@ -73,10 +73,11 @@ struct Message {
   Key key;
   // announce: number of the texts; verdict: the sequence number; depart and lost: the rank; end: 1 if told again.
   uint64_t number = 0;
-  int32_t priority = 0;    // announce
-  uint64_t placement = 0;  // by NCCL: announce: of this host's ranks; verdict: of all
-  // announce, for the statistics: the rank of this host that came last, and the time that all ranks of the host have
-  // waited for it, in nanoseconds; late_rank < 0: the operation is not counted.
+  int32_t priority = 0;  // announce
+  // Only for operations by NCCL. announce: digest of this host's ranks; verdict: digest of all ranks.
+  uint64_t placement = 0;
+  // announce, for the statistics: the rank that came last among those that this host speaks for, and the total time
+  // that the others waited for it, in nanoseconds; late_rank < 0: the operation is not counted.
   int32_t late_rank = -1;
   int64_t waited_ns = 0;
   bool has_texts = false;

@@ -55,7 +55,8 @@ class Outbox {
   void to_rank_0(const Message& message);
   // Directly to the hosts that are not children of this one, after the messages of down().
   void past_children(const Message& message);
-  // Sends what is ready; true if messages were sent. With `may_hold`, messages that may wait are kept for up to 200 us.
+  // Sends the messages that are ready. Returns whether any were sent. With `may_hold`, messages that may wait are kept
+  // for up to 200 us.
   bool send_ready(bool may_hold);
   // The number of messages that wait.
   size_t held() const { return held_; }
