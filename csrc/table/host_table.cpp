@@ -354,10 +354,10 @@ void HostTable::complete_set(ArriveResult& arrival, const Arriving& arriving, si
   wake_workers(e, arriving.first_of_several, rings);
 }
 
-// The local ranks that are to work on the chunks of an operation without an owner. Those of an operation in place keep
-// no more ranks busy than there are cores, but two at the least: one rank may have something large to do first. With
-// more ranks than cores, only the memory decides which ranks these are: the first access of a process to each page of a
-// slot costs more than the work on it, and page tables take memory.
+// The local ranks that are to work on the chunks of an operation without an owner. In an operation in place these are
+// no more ranks than there are cores, but two at the least: one rank may have something large to do first. With more
+// ranks than cores, only the memory decides which ranks these are: the first access of a process to each page of a slot
+// costs more than the work on it, and page tables take memory.
 RankRange HostTable::workers(const Entry& e) const {
   if (!e.operation.in_place || e.operation.kind != Kind::allreduce) return {0, local_size()};
   const auto size = static_cast<uint32_t>(local_size());
@@ -460,7 +460,7 @@ bool HostTable::agree(Key key, uint64_t sequence, const Failure& error, uint64_t
   }
 }
 
-// Nothing: another rank keeps the launch order, and `waits`.
+// nullopt if another rank keeps the launch order, and `waits`.
 std::optional<bool> HostTable::try_agree(Key key, uint64_t sequence, const Failure& error, uint64_t placement,
                                          bool alone, bool waits) {
   return change([&](Rings& rings) -> std::optional<bool> {

@@ -89,8 +89,8 @@ class HostTable {
     bool posting = false;           // a user's thread, which must not wait for a rank that holds the lock
   };
   // How many of a rank's operations are due: the oldest and the next ones in the order of its calls. If all ranks make
-  // their calls in the same order, the oldest operation therefore always finds an entry. Otherwise it does if it is due
-  // on some rank of each host.
+  // their calls in the same order, the oldest operation therefore always finds an entry. Otherwise the oldest operation
+  // finds an entry if it is due on some rank of each host.
   uint64_t window() const { return window_; }
   // Records this rank's arrival. `inline_limit`: an operation of at most this size in bytes is not put into the log
   // when it becomes ready: the rank that arrived last (ArriveResult::last) must do all the work and call
@@ -139,7 +139,7 @@ class HostTable {
   void fail(uint32_t index, const Failure& error);
   // `rank` leaves: operations of this host that wait for ranks, and all later operations, fail with `reason`. An
   // operation announced to other hosts may have been agreed on already; it ends with their verdict, or with close().
-  // `fails`: the rank has broken down; as a cause it replaces a rank that left with nothing undone.
+  // `fails`: the rank has broken down. It then replaces any rank noted before it as the cause.
   void depart(int rank, const Failure& reason, bool fails = false);
   // All hosts know that `rank` has left: no further operation is agreed on.
   void close(int rank, const Failure& reason);
@@ -147,7 +147,7 @@ class HostTable {
   int departed_rank() const { return header_->departed_rank.load(std::memory_order_acquire) - 1; }
   Departed departed() const;  // departed_rank() and the reason
   State state(uint32_t index);
-  // Why an operation failed that has been announced to the other hosts, or is to be; nullopt: it is in another state.
+  // Why an operation in State::announced has failed (empty: it has not); nullopt: the operation is in another state.
   std::optional<Failure> announced_error(uint32_t index);
   // The signature of a rank that has arrived, or why it has refused.
   std::string text_of(const RankRecord& record) const;
@@ -168,7 +168,7 @@ class HostTable {
   // has not arrived at some operation.
   std::vector<int> behind();
   // Ends an operation that some rank of this host has not arrived at; the rank gets the error when it arrives. With
-  // `announced`: ends one that is announced to the other hosts. False if there is no such operation.
+  // `announced`: ends an operation that is announced to the other hosts. False if there is no such operation.
   bool give_up(const Key& key, const Failure& reason, bool announced) {
     return give_up_within(0, key, reason, announced);
   }

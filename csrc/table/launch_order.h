@@ -20,7 +20,7 @@ class LaunchOrder {
   void init(int local_size);
 
   // Held while the numbers of one operation are given. `label`: of this rank. False if another rank keeps the lock for
-  // `patience_us`; throws Error that names the rank if a rank has died with it.
+  // `patience_us`. Throws an Error that names the holder if the holder has died.
   bool lock(int64_t patience_us, int label);
   void unlock();
   // 'rank 3', the rank that holds the lock, or has died with it.

@@ -13,8 +13,8 @@
 //     holder, and gives the verdict after MYKV_STALL_ABORT_S. With MYKV_STALL_ABORT_S=0 only the warnings come, as the
 //     user has asked. A rank that leaves or breaks down gives the verdict after some seconds (set_patience()).
 //   - Another rank gives the verdict: the next look sees it.
-// A thread of MXNet's engine does not wait for the lock to arrive (Arriving::posting). If it has arrived last, and has
-// done all work of a small operation, only that thread can finish the operation, and it waits as above.
+// When a thread of MXNet's engine arrives, it does not wait for the lock (Arriving::posting). If it has arrived last,
+// and has done all work of a small operation, only that thread can finish the operation, and it waits as above.
 #pragma once
 
 #include <pthread.h>
@@ -41,7 +41,7 @@ class SharedMutex {
   enum class Result {
     taken,
     busy,
-    inherited,  // its holder has died; this thread has the mutex, and from unlock() on it is unusable
+    inherited,  // its holder has died; this thread has the mutex, which is unusable from unlock() on
     unusable,   // a holder has died earlier
   };
   void init();
