@@ -57,8 +57,8 @@ Operation Parts::operation_of(const Part& part) {
 }
 
 // All ranks will enter the later parts of a request, but the later parts of many requests could fill the table. Hosts
-// send requests in different orders, so their later parts could block each other. Therefore only one request's later
-// parts are due, the same on all hosts: those of the request that was agreed on first.
+// send requests in different orders, so their later parts could block each other. Therefore the later parts of only
+// one request are due, and all hosts choose the same request: the request that was agreed on first.
 EntryQuota Parts::due(const RequestState& posted, size_t number) const {
   const std::shared_ptr<const Ticket>& ticket = posted.request.ticket;
   if (!ticket) return EntryQuota::now;

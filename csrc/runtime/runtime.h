@@ -1,13 +1,14 @@
 // Runs requests from post() to done: the share is copied into a slot, the part arrives in the host's table, the
 // transport works, the result is copied out. A small request of the rank that arrives last runs on the thread that
-// posts it. Everything else runs on the runtime's own thread, or on a thread that waits for a
-// request and stands in for it. Only these threads wait for other ranks.
+// posts it. Everything else runs on the runtime's own thread, or on a thread that waits for a request and stands in for
+// it. Only these threads wait for other ranks.
 //
 //   post() -> Requests -> Sender -> Parts, DeviceParts -> table, transports -> PartEvents -> Parts, DeviceParts
 //
 // Locks: Requests has the mutex of requests and parts; Turns, ThreadCommands, DeviceParts and TimelineNotes have one
-// each for members of their own. The table's lock comes before the mutex of Requests. No other of these is held while a
-// lock is taken; leave() and a question to other hosts (ThreadCommands) have a lock that comes before all others.
+// each for members of their own. The table's lock comes before the mutex of Requests. No other of these locks is held
+// while a lock is taken; leave() and a question to other hosts (ThreadCommands) have a lock that comes before all
+// others.
 #pragma once
 
 #include <mpi.h>
@@ -59,8 +60,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   uint64_t take_turn(const std::string& name) { return forked() ? 0 : turns_.take(name); }
   // The next number in that order, for one request.
   std::shared_ptr<const Ticket> take_ticket();
-  // The last turn of `name`, for a second operation that belongs to it under another name. A counter of that name would
-  // fall behind on a rank that failed between the two.
+  // The last turn of `name`, for a second operation under another name that belongs to the first. A counter of that
+  // other name would fall behind on a rank that failed between the two operations.
   uint64_t last_turn(const std::string& name) { return forked() ? 0 : turns_.last(name); }
   // Drops the turn counters of all names that begin with `prefix`, and the residuals of their compression. No rank may
   // use such a name again: keys would repeat, and other ranks may still have an old operation with the same key.

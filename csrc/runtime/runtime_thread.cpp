@@ -191,8 +191,8 @@ bool RuntimeThread::nothing_left() {
          !context_.transport->polling() && !gpus_polling() && !agreement.sending();
 }
 
-// The reason given to lose(), if lose() is called soon; otherwise this failure. After a death MPI or the table may fail
-// before the failure detector knows which process has died.
+// The reason given to break_down() or lose(), if either has been called or is called soon; otherwise this failure.
+// After a death MPI or the table may fail before the failure detector knows which process has died.
 Failure RuntimeThread::root_failure_of(const Failure& failure) {
   const int64_t begun = now_ns();
   for (;;) {

@@ -1,4 +1,4 @@
-// Requests with parts that have not gone to the host's table: by falling priority, by age, and on demand by key.
+// Requests with parts that have not gone to the host's table: by descending priority, by age, and on demand by key.
 // Used by the runtime's thread only.
 #pragma once
 
@@ -50,8 +50,8 @@ class SendQueue {
   Position end() { return requests_.end(); }
   // The requests in the order of the program's calls; each `second` is a position.
   const ByAge& by_age() const { return ages_; }
-  // All hosts have agreed on the first part of a request. Parts that this rank copies from a GPU are not in the queue
-  // any more, but have yet to arrive.
+  // All hosts have agreed on the first part of a request. `met` is compared, not the queue: parts that are being copied
+  // from a GPU have left the queue but have not arrived.
   void agree(RequestState& posted, uint64_t sequence) {
     if (posted.parts == 1 || posted.met == posted.parts) return;  // no other part has yet to arrive
     posted.sequence = sequence;

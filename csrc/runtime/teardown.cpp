@@ -74,7 +74,8 @@ std::vector<uint32_t> Teardown::fail_entries(const Departed& gone, const Failure
 
 // Directly, not through the first rank of this host, which may be the rank that is gone.
 void Teardown::tell_rank_0(const Departed& gone) {
-  // Repeats the message: rank 0 may have failed before it told the other hosts, or not have answered. It is idempotent.
+  // Repeats the message: rank 0 may have failed before it told the other hosts, or not have answered. Repeating is
+  // harmless.
   const bool told = std::exchange(departure_told_, true) && context_.agreement.closed();
   if (!context_.several_hosts() || told) return;
   try {

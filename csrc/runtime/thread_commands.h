@@ -44,7 +44,7 @@ class ThreadCommands {
   // For the runtime's thread.
   // Whether take() has something to do, or still sends a message.
   bool pending() const { return pending_.load(std::memory_order_acquire); }
-  // Executes the commands. True if there were any. Throws Error with the reason of break_down().
+  // Executes the commands. True if there were any. Throws Error with the reason of break_down() or lose().
   bool take();
 
  private:
