@@ -118,7 +118,7 @@ void Door::let_in() {
   for (int i = 0; i < kMostAtOnce; ++i) {
     Caller caller;
     caller.connection = FileDescriptor(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    // If descriptors are used up, the caller that has been silent the longest is dropped.
+    // If too many callers wait, or descriptors are used up, the caller that connected first is dropped.
     const bool crowded = caller.connection ? waiting_.size() >= kMostWaiting : errno == EMFILE || errno == ENFILE;
     if (crowded && !waiting_.empty()) {
       waiting_.pop_front();

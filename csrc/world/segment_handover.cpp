@@ -20,8 +20,8 @@ struct Offer {
   int shared = 0;
 };
 
-// Attends to the door while the other ranks call, until all ranks that found it have been served. Foreign processes may
-// crowd the door, but must not keep a rank out.
+// Hands the descriptor to the other ranks of this host until each rank that connected has it, or kPatienceMs have
+// passed since all ranks called. Processes of other programs may connect too, but cannot keep a rank out.
 void serve(MPI_Comm comm, Door& door, const Token& secret, int fd) {
   constexpr int kShortMs = 1;
   constexpr int kLongMs = 100;

@@ -1,5 +1,5 @@
 // Hands the host's shared segment from its creator to the other ranks of the host, over a Unix socket in the abstract
-// namespace, to processes of the same user that know this job's token.
+// namespace. Only processes of the same user that know this job's secret get it.
 #pragma once
 
 #include <mpi.h>
@@ -25,8 +25,8 @@ struct Handover {
 
 // Collective over `comm`. A failure is a result, so that no rank waits for a rank that failed. Only a failed call of
 // MPI throws, on the rank whose call has failed: the other ranks wait in the meeting until this rank ends. Rank 0 makes
-// a segment of `bytes` bytes, its own number, and the other ranks get it mapped in *segment. If the system allows no
-// shared memory, rank 0 keeps its segment and the other ranks are separate.
+// a segment of its own `bytes` bytes, and the other ranks, whose `bytes` is not used, get it mapped in *segment. If the
+// system allows no shared memory, rank 0 keeps its segment and the other ranks are separate.
 Handover hand_over(MPI_Comm comm, size_t bytes, Segment* segment);
 
 }  // namespace mykv

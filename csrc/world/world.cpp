@@ -201,7 +201,7 @@ int World::cross_size() const {
 
 // Ranks that MPI places on one machine may still be unable to share memory (two containers). So the first candidate
 // offers its segment, the ranks that get it form a host, and the other ranks meet again without them. Returns this
-// rank's failure; a rank that fails ends its group with it, so that no rank waits for it.
+// rank's failure. If a rank fails, all ranks of its group return, so that no rank waits for it.
 std::string World::meet_on_host(Communicator candidates) {
   for (bool first = true;; first = false) {
     Communicator group;  // freed after the meeting
