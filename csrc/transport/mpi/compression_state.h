@@ -66,7 +66,7 @@ class CompressionState {
 // All compression states of one runtime. Thread-safe.
 class CompressionStates {
  public:
-  // The state for a part of an operation of `total` elements. A new one, if the last operation under this name had
+  // The state for a part of an operation of `total` elements. A new state, if the last operation under this name had
   // another compressor, dtype or number of elements.
   std::shared_ptr<CompressionState> of(const std::string& name, size_t part, const Operation& operation, size_t total);
   // Drops the states of all names that begin with `prefix`.

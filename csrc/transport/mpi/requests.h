@@ -32,7 +32,7 @@ class MpiRequests {
 
   // Cancels all receives; a message under way may still arrive. Afterwards *pending is not updated any more.
   void cancel();
-  // After cancel(): polls once; whether the only messages left are messages to ranks in `gone`.
+  // After cancel(): polls once. Returns whether the only messages left are messages to ranks in `gone`.
   bool only_to(const std::set<int>& gone);
 
  private:

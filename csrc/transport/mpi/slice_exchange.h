@@ -86,8 +86,8 @@ class WireFormat {
     compress::Input input;
     input.values = from;
     input.residual = compression_->residual(arguments.begin, slice_);
-    // Each host's sum may contribute one unit, times the scale. With such larger units the result neither loses values
-    // nor lags further.
+    // The result sums the values of all hosts, so its unit is one host's unit times the number of hosts and the scale.
+    // With one host's unit, thresholds would be too small for the result.
     input.unit = arguments.is_result ? result_unit_ : 1.0;
     input.again = result_travels_ && !arguments.is_result;
     input.draws.step = arguments.use;
@@ -178,7 +178,7 @@ class SliceExchange {
   enum class Leg { scatter, gather };
   int tag(uint32_t chunk, Leg leg) const;
 
-  // Counts a chunk as finished; whether it was the last chunk.
+  // Counts a chunk as finished. Returns whether it was the last chunk.
   bool finish_chunk() { return ++finished_ == chunks_; }
   void stamp(Stamp stamp) {
     if (stamps_ != nullptr) stamps_->set(stamp);
