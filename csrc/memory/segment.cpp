@@ -140,8 +140,9 @@ bool take(int fd, size_t offset, size_t bytes) {
   return failed == 0;
 }
 
-// Ranks take memory one after the other: two ranks that have seen the same free memory would both take it. It is an
-// fcntl lock, which ends with its process; other ranks stop trying after kTries if its holder is stopped or slow.
+// Lets ranks take memory one after the other: two ranks that had seen the same free memory would both take it. It is an
+// fcntl lock, so it is released when its process ends. If the holder is stopped or slow, other ranks go on without the
+// lock after kTries.
 class CommitLock {
  public:
   explicit CommitLock(int fd) : guard_(of_threads()), fd_(fd) {
@@ -249,8 +250,8 @@ void Segment::commit(size_t offset, size_t bytes) const {
   if (bytes == 0) return;
   const CommitLock lock(fd_.get());
   require_headroom(bytes, bytes);
-  // In steps: so ranks without the lock, which take memory at the same time, notice what others have taken. The reserve
-  // covers a step of a dozen ranks.
+  // In steps, so that ranks without the lock, which take memory at the same time, notice each other. The reserve covers
+  // a step of a dozen ranks.
   for (size_t done = 0; done < bytes; done += kStep) {
     const size_t step = std::min(kStep, bytes - done);
     if (done > 0) require_headroom(step, bytes);
