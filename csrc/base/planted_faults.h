@@ -16,8 +16,8 @@ namespace mykv::testing {
 enum class Fault { mpi, memory, message, notice, late, ring, linger, entries };
 constexpr const char* kFaults[] = {"mpi", "memory", "message", "notice", "late", "ring", "linger", "entries"};
 
-// For each kind: at which of the next opportunities the fault happens (1: the next); for `entries`, at how many of the
-// next opportunities. 0 or less: never.
+// For each kind, n: the fault happens once, at the n-th next opportunity. For `entries` it happens at each of the next
+// n. 0 or less: never.
 // Exported, so that the test module (csrc/testing/) finds it by name in the loaded core.
 extern "C" __attribute__((visibility("default"))) std::atomic<int64_t> mykv_planted_faults[std::size(kFaults)];
 

@@ -59,7 +59,7 @@ struct Input {
   const void* values = nullptr;
   // Of the same length: the loss of the last call, replaced by the loss of this call. Null: no loss is kept.
   void* residual = nullptr;
-  // The size of one worker's value in the units of thresholds: 1 for the array itself, another number for a scaled sum.
+  // The factor of all thresholds: 1 for the array itself, another number for a scaled sum.
   double unit = 1.0;
   // The sum of these values and other hosts' values will be compressed too, as for values sent to the owner in an
   // allreduce.

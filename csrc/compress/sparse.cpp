@@ -19,7 +19,8 @@ class KeptCount {
  public:
   // Takes the parameter 'k': a whole number from 1, or a fraction between 0 and 1.
   explicit KeptCount(Parameters& parameters);
-  // For a piece: the same fraction as for the array, at least one element. A number is rounded up, a fraction down.
+  // The number of elements kept of a piece, at least one: the same share as of the whole array. Rounded up if k is a
+  // number of elements, down if k is a fraction.
   size_t of(const Piece& piece) const;
   bool is_number() const { return k_ >= 1; }
 

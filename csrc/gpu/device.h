@@ -85,7 +85,7 @@ class Copies {
 // Not thread-safe.
 class CopyStreams {
  public:
-  // Enqueues a copy in the stream of `device`, which holds one of the addresses. Throws Error.
+  // Enqueues a copy in the stream of `device`, which holds one of the addresses. Throws Error if CUDA fails.
   void copy(int device, void* to, const void* from, size_t bytes);
   // All copies since the last successful call. Throws Error if they cannot be tracked; they may still run.
   Copies begun();

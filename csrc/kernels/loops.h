@@ -54,8 +54,8 @@ MYKV_INLINE size_t bytes_to_alignment(const ReduceCall& call) {
   return (kVectorBytes - misaligned) % kVectorBytes;
 }
 
-// A vector that straddles two cache lines costs twice, but so does the odd piece before the first whole line: aligning
-// pays from about this many bytes.
+// A vector that straddles two cache lines costs twice as much. But alignment needs an extra partial vector at the
+// beginning, so it pays only from about this many bytes.
 constexpr size_t kAlignFromBytes = 2048;
 
 template <typename E, ReduceOp op>

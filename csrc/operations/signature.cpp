@@ -145,7 +145,7 @@ std::string array_at(const std::string& text, size_t arrays, size_t at) {
   return ", array " + std::to_string(number) + ": " + text.substr(begin, end - begin);
 }
 
-// Shortens two texts of which at least one is too long for an error, so that it shows where they differ.
+// Shortens two texts for an error message if one of them is too long, so that the message shows where they differ.
 void show_where_they_differ(std::string* one, std::string* other) {
   if (std::max(one->size(), other->size()) <= kMostShown) return;
   const size_t common =

@@ -66,8 +66,8 @@ struct PartRecord {
   Interval gather;      // between hosts: results
   Interval spread;      // copying the result into the slots of this host
   Interval copy_out;
-  // Begin in RequestRecord::arrivals: first this host's ranks; then, on rank 0 of several hosts, the times at which
-  // each host announced that all its ranks had arrived.
+  // Index of this part's first arrival in RequestRecord::arrivals. Its arrivals are this host's ranks, and then, on
+  // rank 0 of several hosts, the times at which each host announced that all its ranks had arrived.
   size_t arrivals = 0;
   uint32_t ranks = 0;
   uint32_t hosts = 0;
