@@ -15,7 +15,7 @@ namespace mykv::gpu {
 
 class Memory {
  public:
-  // Zeroed. Throws Error, with CUDA's error name, if the GPU has no memory left.
+  // The memory is zeroed. Throws Error, with CUDA's error name, if the GPU has no memory left.
   Memory(int device, size_t bytes);
   ~Memory();
   Memory(const Memory&) = delete;

@@ -48,8 +48,8 @@ const char* kernel_path();
 // Every path this build contains, best first. The CPU may not run all of them.
 std::vector<const char*> kernel_paths_built();
 
-// Selects a path, or with 'best' the best path; false, and nothing changes, if the build or the CPU lacks it. Do not
-// call it while another thread reduces.
+// Selects a path, or with 'best' the best path. Returns false, and changes nothing, if the build or the CPU lacks the
+// path. Do not call it while another thread reduces.
 bool select_kernel_path(const char* name);
 
 }  // namespace mykv

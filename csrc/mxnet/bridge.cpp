@@ -34,8 +34,8 @@ class EngineError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// An operation that names a storage twice deadlocks the engine, so each storage is named once; as written even if it is
-// only read, since its layout may have to change.
+// An operation that names a storage twice deadlocks the engine, so each storage is named once. It is named as written
+// even if it is only read, since its layout may have to change.
 class Storages {
  public:
   explicit Storages(const Api& api) : api_(api) {}
@@ -502,7 +502,8 @@ void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::string& na
   for (std::vector<Handle>* arrays : {&call.outputs, &call.inputs}) {
     for (Handle& array : *arrays) storages.add(array);
   }
-  // Only now, when nothing can fail any more: after a failure, arrays that were not retained must not be released.
+  // Retained only now, when nothing can fail any more: after a failure, arrays that were not retained must not be
+  // released.
   for (std::vector<Handle>* arrays : {&call.outputs, &call.inputs}) {
     for (Handle& array : *arrays) array = api_.retain(array);
   }

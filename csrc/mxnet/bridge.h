@@ -84,7 +84,7 @@ class Bridge {
   // `ends_step`: it follows updates of a step, whose time is measured. With a watch it also notes whether all of them
   // succeeded.
   void push_fence(const HeldArrays& arrays, bool ends_step, const std::shared_ptr<UpdateWatch>& watch = nullptr) const;
-  // When all operations pushed so far that write the arrays have run: notes in a watch that no array carries an error.
+  // Notes in a watch that no array carries an error, once all operations pushed so far that write the arrays have run.
   void push_look(const HeldArrays& arrays, const std::shared_ptr<UpdateWatch>& watch) const;
   // Evaluates a watch when all operations pushed so far that write the array have run or were skipped.
   void push_verdict(Handle array, const std::shared_ptr<UpdateWatch>& watch) const;

@@ -39,14 +39,14 @@ def broadcast_object(
     Raises
     ------
     TypeError, ValueError
-        `root_rank` is not a rank or not in the process set, or this rank is not. The other ranks' call raises an
-        MXNetError that names this rank.
+        `root_rank` is not a rank, or `root_rank` or this rank is not in the process set. The other ranks' call raises
+        an MXNetError that names this rank.
     Exception
         Errors of pickle, on the root; the other ranks' call raises an MXNetError with the text.
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError
-        Ranks differ in root or name; a rank waits in another call, has refused or left.
+        Ranks differ in root or name; or a rank waits in another call, has refused, or has left.
 
     Examples
     --------

@@ -85,17 +85,17 @@ def record(inputs: Sequence[NDArray], outputs: Sequence[NDArray], backward: Back
 
 @contextlib.contextmanager
 def written(targets: Sequence[NDArray], asked: Sequence[Any]) -> Iterator[list[NDArray]]:
-    """Context manager that yields the arrays to write for a Python operator, and adds them to the targets if MXNet
-    asks.
+    """Context manager that yields the arrays to write for a Python operator.
 
-    An exception becomes an error of the targets.
+    A yielded array is the target itself, or a temporary array if MXNet asks to add the values to the target or needs no
+    values. An exception becomes an error of the targets.
 
     Parameters
     ----------
     targets : sequence of NDArray
         The outputs of the operator.
     asked : sequence of int or str
-        MXNet's request for each, as numbers or names.
+        MXNet's request for each target, as numbers or names.
     """
     targets = [array.as_nd_ndarray() for array in targets]
     try:

@@ -12,7 +12,7 @@ decision. This file handles the exceptions:
 - A DistributedTrainer has parameters that are not reduced over all its workers: the workers exchange the results of
   their checks.
 
-AMP in bfloat16 also loses accumulated gradients (grad_req 'add'), even with one worker: a warning tells.
+AMP in bfloat16 loses accumulated gradients (grad_req 'add'), even with one worker. This file only warns of it.
 """
 
 from __future__ import annotations

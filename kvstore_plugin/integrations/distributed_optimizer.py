@@ -44,8 +44,9 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         Finite and above 0. As for `DistributedTrainer`, it does not change the mean.
     num_groups : int, optional
         The number of groups in which the gradients of one update() are reduced. Groups have equally many gradients, in
-        the order of their indices, and each is reduced by one operation. 0, or if update() gets a single index: each
-        gradient alone. With groups, all workers must give update() the same lists of indices, in any order.
+        the order of their indices, and each is reduced by one operation. With 0, or if update() gets a single index,
+        each gradient is reduced alone. With groups, all workers must give update() the same lists of indices, in any
+        order.
     process_set : ProcessSet, optional
         The workers that train together. A worker outside the set updates from its own gradients.
 

@@ -50,7 +50,7 @@ updating = threading.local()  # `trainer`: the trainer that updates in this thre
 def any_of(parameters: Iterable[Parameter]) -> bool:
     """Whether this worker has loaded other values of a Parameter, or its trainer's states, since all were equal.
 
-    Also if an update of a Parameter has failed since then. Waits for the values of loaded Parameters.
+    A failed update of a Parameter counts too. Waits for the values of loaded Parameters.
     """
     failed = process.core.take_failed_updates()
     if failed:

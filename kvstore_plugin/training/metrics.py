@@ -77,7 +77,7 @@ def allreduce_metric(metric: Any, process_set: ProcessSet = global_process_set) 
     ValueError
         This rank is not in the process set.
     MXNetError
-        Ranks pass different metrics; or a rank waits in another call, has refused or left.
+        Ranks pass different metrics; or a rank waits in another call, has refused, or has left.
 
     References
     ----------

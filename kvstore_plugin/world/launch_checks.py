@@ -24,8 +24,8 @@ from . import training_warnings
 _log = logging.getLogger("kvstore_plugin")
 _told_of_one_worker = False
 
-# Patterns in the texts of MPI_Get_library_version(), and of the build (build_backend/mykv_mpi.py), with the
-# implementations; the group is the major version.
+# Patterns by which MPI implementations are recognized in the text of MPI_Get_library_version(), or of the build
+# (build_backend/mykv_mpi.py), and the implementations' names. The group of a pattern is the major version.
 _IMPLEMENTATIONS = (
     (r"Open MPI v(\d+)", "Open MPI"),
     (r"Intel(?:\(R\) MPI Library| MPI) (?:for \S+ OS, Version )?(\d+)", "Intel MPI"),

@@ -67,10 +67,10 @@ def apply(environment: MutableMapping[str, str] = os.environ) -> None:
 
 @contextlib.contextmanager
 def without_files(library: str, environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Initialize MPI inside: without a launcher, Open MPI then creates no files in /dev/shm.
+    """Context manager for the initialization of MPI: without a launcher, Open MPI creates no files in /dev/shm.
 
-    mpirun removes the files of its processes. Those of a process without a launcher stay. It shares memory with no
-    other process; processes that it spawns reach it by TCP.
+    mpirun removes the files of its processes, but the files of a process without a launcher would stay. Such a process
+    needs none, since it shares memory with no other process: processes that it spawns reach it by TCP.
     """
     name, version = launch_checks.parse_version(library)
     makes_files = name == "Open MPI" and int(version or 0) >= _FIRST_WITH_FILES

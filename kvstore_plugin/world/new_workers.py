@@ -39,7 +39,8 @@ _TAG_HERE, _TAG_GO = 32004, 32005
 _LOOK_MS = 20
 # Prefixes of variables that the living worker has and the launcher's daemon may lack.
 _THREADS = ("OMP_", "KMP_", "MKL_", "OPENBLAS_")
-# Python options with a value, which may follow in the same word, after options without a value: -uWerror, -mtrain.
+# Python options with a value. Options without a value may precede it in the same word, and the value may follow:
+# -uWerror, -mtrain.
 _WITH_VALUE = re.compile(r"(?P<flags>-[^-cmWX]*)(?P<kind>[cmWX])(?P<value>.*)", re.DOTALL)
 _PASSED_ON = ("MYKV_", "MXNET_", "NCCL_", "OMPI_MCA_mpi_", "OMPI_MCA_async_mpi_", "PYTHONPATH", *_THREADS)
 
