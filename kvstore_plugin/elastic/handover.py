@@ -16,7 +16,7 @@ from .members import Members, Memory
 
 
 class _Told(NamedTuple):
-    """Everything in a commit except arrays. With the trainers' scopes, so that other trainers are an error."""
+    """Everything in a commit except arrays. It includes the trainers' scopes, so that other trainers are an error."""
 
     number: int
     keepers: list[int]

@@ -17,7 +17,7 @@ from .reducer import Reducer
 
 
 class StepGuard:
-    """Context manager of a trainer's step or update: if it fails here, it is counted if other workers may count it.
+    """Context manager of a trainer's step or update. If it fails, this worker counts the update that others may count.
 
     A class, since a generator-based context manager costs more calls in every step.
 

@@ -99,7 +99,7 @@ def end_job(end: End) -> None:
 
 
 class _Exit(SystemExit):
-    """The SystemExit that sys.exit() raises. If the script catches it, its deletion clears the recorded exit."""
+    """The SystemExit that sys.exit() raises. If the script catches it, the end of this exception clears `_exit`."""
 
     def __del__(self) -> None:
         global _exit
