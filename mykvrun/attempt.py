@@ -151,7 +151,7 @@ def failure(status: int, output: Output, first: worker_notes.End | None, has_joi
     lines = [] if output.shows_end_of(failed.rank) else output.last_lines(failed.rank)
     it = f"rank {failed.rank}{where}"
     if first is not None:
-        ended = f"{it} ended with {first.how}. It"
+        ended = f"{it} ended with {first.how}{'' if first.how.endswith('.') else '.'} It"
     elif failed.left_others and not has_joined:
         ended = f"{it} ended with status 0 before the end of init(), which all workers must call. It"
     elif failed.left_others:

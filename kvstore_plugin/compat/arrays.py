@@ -7,6 +7,7 @@ parameter.
 from __future__ import annotations
 
 import ctypes
+from numbers import Number
 from typing import Any, Sequence
 
 import numpy as np
@@ -91,7 +92,11 @@ def _check(array: Any, what: str, dense: bool = True) -> None:
 
 def _called(value: Any) -> str:
     """Description of a value that is not an NDArray, for errors."""
-    return "numpy.ndarray: use mx.nd.array(x)" if isinstance(value, np.ndarray) else type(value).__name__
+    if isinstance(value, np.ndarray):
+        return "numpy.ndarray: use mx.nd.array(x)"
+    if isinstance(value, Number):
+        return f"{type(value).__name__}: use mx.nd.array([x])"
+    return type(value).__name__
 
 
 def on_gpu(array: NDArray) -> bool:

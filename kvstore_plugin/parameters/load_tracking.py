@@ -24,8 +24,8 @@ from .aux_params import is_auxiliary
 from .trainer_state import updates_counted
 
 _LABEL = (
-    "a step after load_parameters(), load_states(), set_data() or a failed update; if this is so on some workers only, "
-    "call broadcast_states() on all workers afterwards"
+    "a step after load_parameters(), load_states(), set_data() or a failed update (if only some workers have done that, "
+    "call broadcast_states() on all afterwards)"
 )
 
 # MXNetErrors about the arguments of this worker.

@@ -22,7 +22,7 @@ from mykvrun import worker_notes
 _ABORT_AFTER_S = 5.0
 # A rank that fails because another rank has failed gives that rank this long to end the job itself.
 _FIRST_S = 2.0
-_MOST_CHARACTERS = 100  # of an exception's first line
+_MOST_CHARACTERS = 160  # of an exception's first line
 _INTERRUPTED = 130  # the status of a program that Ctrl-C has ended
 _ENDED = "ended with "  # prefix of a departure's reason, which the core reports as "rank 1 ended with ..."
 _OF_OTHER = re.compile(r"rank \d+ ended with (?:sys\.exit\((?:(?P<status>\d+)\))?|(?P<kind>\w+))")
