@@ -126,7 +126,7 @@ def _is_meant(name):
 
 
 def can_only_mean_mykv(name):
-    """Whether an unknown name is almost 'mykv', or that of a library: store/names.py rejects it."""
+    """Whether an unknown store name is almost 'mykv', or a library's name (horovod): store/names.py rejects it."""
     import difflib
 
     return name in _LIBRARIES or bool(difflib.get_close_matches(name, [_NAME]))

@@ -42,7 +42,7 @@ _FINANCIAL = ("fv", "ipmt", "irr", "mirr", "nper", "npv", "pmt", "ppmt", "pv", "
 
 
 def _own_functions(numpy: Any) -> dict[str, Any]:
-    """Removed functions without an equivalent, as defined in numpy 1.23."""
+    """Removed functions for which an alias does not suffice. They behave as numpy 1.23's, also for MXNet's arrays."""
 
     # numpy would dispatch calls with mx.np arrays to MXNet, which has its own functions under some of these names.
     def host(array: Any) -> Any:

@@ -1,4 +1,4 @@
-// A request on numpy buffers under way, as Python sees it.
+// A pending request on numpy buffers, as Python sees it.
 #pragma once
 
 #include <pybind11/numpy.h>
