@@ -24,7 +24,7 @@ from .aux_params import is_auxiliary
 from .trainer_state import updates_counted
 
 _LABEL = (
-    "a step after load_parameters(), load_states(), set_data() or a failed update (if only some workers have done that, "
+    "a step after load_parameters(), load_states(), set_data() or a failed update (if only some workers did that, "
     "call broadcast_states() on all afterwards)"
 )
 
