@@ -76,10 +76,9 @@ struct Message {
   int32_t priority = 0;  // announce
   // Only for operations by NCCL. announce: digest of this host's ranks; verdict: digest of all ranks.
   uint64_t placement = 0;
-  // announce, for the statistics: the rank that came last among those that this host speaks for, and the total time
-  // that the others waited for it, in nanoseconds; late_rank < 0: the operation is not counted.
-  int32_t late_rank = -1;
-  int64_t waited_ns = 0;
+  // announce, for the statistics of late ranks, about the ranks of this host and of the hosts below it:
+  int32_t late_rank = -1;  // the rank that came last; negative: the operation is not counted
+  int64_t waited_ns = 0;   // nanoseconds that the other ranks have waited for it, added up
   bool has_texts = false;
   std::string name;
   std::string signature;

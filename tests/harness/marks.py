@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+ON_REAL_GPU = os.environ.get("MYKV_TEST_GPU") == "1"
 _DEFAULT_TIMEOUT = 60.0  # seconds
 _SETTING = "MYKV_"  # prefix of the variables that the package reads in init()
 _OWN_POOL = "MYKV_TEST_POOL"  # names a pool whose ranks use the core without the package
@@ -43,7 +44,7 @@ def ranks_of(node: pytest.Item) -> Ranks | None:
 
 def needs_standin(why: str) -> pytest.MarkDecorator:
     """The mark of a GPU test that a real GPU cannot run."""
-    return pytest.mark.skipif(os.environ.get("MYKV_TEST_GPU") == "1", reason=f"needs the stand-in: {why}")
+    return pytest.mark.skipif(ON_REAL_GPU, reason=f"needs the stand-in: {why}")
 
 
 def long(*values: object, **named: object):

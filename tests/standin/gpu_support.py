@@ -37,11 +37,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.marks import ON_REAL_GPU
 
 SOURCES = Path(__file__).parent
 FLAGS = "-std=c++17 -O1 -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -shared"
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
-ON_REAL_GPU = os.environ.get("MYKV_TEST_GPU") == "1"
 _LATE_BYTES = 64 << 20  # of one of the copies that make a real stream late
 _LATE_US = 20  # a lower bound of its time on any GPU so far: 64 MB read and written at 6 TB/s
 
