@@ -34,7 +34,7 @@ class Inquiry {
   // Continues the sends.
   void progress() { sendings_.progress(); }
   bool sending() const { return !sendings_.empty(); }
-  // No message is under way, in either direction.
+  // Whether this host is sending no message, and has received none of which parts are missing.
   bool quiet() const { return !sending() && questions_.quiet() && answers_.quiet(); }
 
  private:

@@ -80,7 +80,7 @@ class Compressor {
 
   // Whether all summands and their sum must be compressed with the same draws.
   virtual bool draws_alike() const { return false; }
-  // Whether the message has a fixed number of elements, not a fraction of them.
+  // Whether the message has a fixed number of elements; otherwise a fraction of the piece's elements.
   virtual bool counts_elements() const { return false; }
 
   // Bytes of the message for a piece; 0 for a piece without elements.

@@ -71,7 +71,7 @@ class PreparedOperation {
   const Request request;
 
  private:
-  HeldArrays kept_;  // only for the engine's order; their data is not used
+  HeldArrays kept_;  // the engine orders operations by them; their data is not used
 };
 
 namespace {

@@ -131,8 +131,8 @@ bool DeviceParts::progress() {
   return take_copied_out() || any;
 }
 
-// The parts of a request arrive in their order, although their copies may end in another one. Hosts with full tables
-// would otherwise hold different parts of the request that is due, and wait for each other.
+// The parts of a request arrive in their order, even if their copies end in a different order. Otherwise hosts with
+// full tables would hold different parts of the request that is due, and wait for each other.
 bool DeviceParts::take_copied_in() {
   bool any = false;
   std::vector<int> late;

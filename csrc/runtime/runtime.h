@@ -5,10 +5,10 @@
 //
 //   post() -> Requests -> Sender -> Parts, DeviceParts -> table, transports -> PartEvents -> Parts, DeviceParts
 //
-// Locks: Requests has the mutex of requests and parts; Turns, ThreadCommands, DeviceParts and TimelineNotes have one
-// each for members of their own. The table's lock comes before the mutex of Requests. No other of these locks is held
-// while a lock is taken; leave() and a question to other hosts (ThreadCommands) have a lock that comes before all
-// others.
+// Locks: the mutex of Requests guards requests and parts. Turns, ThreadCommands, DeviceParts and TimelineNotes have a
+// mutex each for their own members. leave() and a question to other hosts (ThreadCommands) take a lock before all
+// others. The table's lock is taken before the mutex of Requests. While one of the other locks is held, no lock is
+// taken.
 #pragma once
 
 #include <mpi.h>

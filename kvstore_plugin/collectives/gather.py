@@ -40,7 +40,7 @@ def allgather(
     -------
     NDArray
         New, with the type and dtype of `tensor` and the sum of all n as its first dimension; in the order of ranks. It
-        may be used at once: the engine lets readers wait.
+        may be used at once: the engine makes readers wait for its values.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def alltoall(
     -------
     output : NDArray
         New, with the type and dtype of `tensor`: the rows that the ranks have sent to this rank, in the order of ranks.
-        It may be used at once: the engine lets readers wait.
+        It may be used at once: the engine makes readers wait for its values.
     received_splits : NDArray of int32, shape (size,)
         How many rows each rank has sent; only if `splits` was given.
 

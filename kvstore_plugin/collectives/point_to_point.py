@@ -105,8 +105,8 @@ def recv(
     Returns
     -------
     NDArray
-        New. It may be used at once: the engine lets readers wait. Inside autograd.record(), on both ranks, its gradient
-        is sent back in the backward pass.
+        New. It may be used at once: the engine makes readers wait for its values. Inside autograd.record(), on both
+        ranks, its gradient is sent back in the backward pass.
 
     Raises
     ------

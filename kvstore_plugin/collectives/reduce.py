@@ -56,9 +56,9 @@ def allreduce(
     -------
     NDArray
         New, with the type, shape and dtype of `tensor`; the same bits on all ranks. It may be used at once: the engine
-        lets readers wait. float16 and bfloat16 are reduced in float32. Integers wrap around, and are rounded toward
-        zero when they are averaged or scaled, which is exact to 2**51. For bool, `Sum` and `Max` are "or", `Product`
-        and `Min` "and".
+        makes readers wait for its values. float16 and bfloat16 are reduced in float32. Integers wrap around, and are
+        rounded toward zero when they are averaged or scaled, which is exact to 2**51. For bool, `Sum` and `Max` are
+        "or", `Product` and `Min` "and".
 
     Raises
     ------
@@ -238,7 +238,8 @@ def broadcast(
     Returns
     -------
     NDArray
-        New, like `tensor`, with the bits of the root's values. It may be used at once: the engine lets readers wait.
+        New, like `tensor`, with the bits of the root's values. It may be used at once: the engine makes readers wait
+        for its values.
 
     Raises
     ------
@@ -324,7 +325,7 @@ def reducescatter(
     -------
     NDArray
         New, of shape (n // size, ...), with one row more on the lowest n % size ranks: the rows of all ranks in their
-        order are the result of `allreduce`. It may be used at once: the engine lets readers wait.
+        order are the result of `allreduce`. It may be used at once: the engine makes readers wait for its values.
 
     Raises
     ------

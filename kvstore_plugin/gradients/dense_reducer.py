@@ -151,7 +151,7 @@ class DenseReducer(PlannedReducer):
             return
         mark = process.core.set_step_phase  # for the statistics, as in _push_all()
         try:
-            # The update counts for learning rate schedules in this step, if they depend on the order of updates.
+            # Counts for learning rate schedules; empty if the order of updates makes no difference to them.
             begun = [(one.update, keys) for one, keys in self._to_update]
             reached = self._reduction.store_optimizer.counts_reached(begun)
             mark("weights")

@@ -93,7 +93,7 @@ def read(path: str) -> Recording:
 
 
 def parse(data: bytes, path: str) -> Recording:
-    """The content of a file of `start_timeline`. `path`: its name in errors. Otherwise like `read`."""
+    """Like `read`, for the content `data` of a file; errors call the file `path`."""
     if not data.strip():
         raise TimelineError(f"{path} is empty. Only start_timeline() writes a timeline; this file has none.")
     try:

@@ -134,8 +134,8 @@ class DistributedTrainer(SteppingTrainer):
     Raises
     ------
     NotImplementedError
-        An argument has a value that is not supported yet; or a parameter is sparse, and its kind or this release of
-        MXNet cannot be trained.
+        An argument has a value that is not supported yet; or a parameter is sparse, and cannot be trained with this
+        release of MXNet or these arguments.
     TypeError, ValueError
         An argument is wrong, or a process set was not added.
     RuntimeError

@@ -222,7 +222,7 @@ class TrainerOptions:
 
     @property
     def _hook_argument(self) -> str:
-        """The hook's argument, as shown in errors."""
+        """How errors name the argument that sets a hook: `communication_hook`, or `compression` with its value."""
         return "communication_hook" if self.communication_hook is not None else f"compression={self.compression!r}"
 
     def _check_hooked(self, named: Sequence[Named]) -> None:

@@ -118,7 +118,7 @@ class ProcessSet:
         return dict(self._numbers)
 
     def _skip_to(self, numbers: Mapping[str, int]) -> None:
-        """Continue from these numbers if they are larger, since other members have created more objects."""
+        """Continue from the larger of these numbers and the set's own: other members may have created more objects."""
         for kind, number in numbers.items():
             self._numbers[kind] = self._bases[kind] = max(number, self._numbers.get(kind, 0))
 

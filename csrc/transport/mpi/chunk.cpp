@@ -37,7 +37,7 @@ Chunk::Chunk(SliceExchange& exchange, uint32_t number, MpiRequests& requests, St
 void Chunk::begin() {
   exchange_.stamp_once(Stamp::begun);
   if (exchange_.wire().compression() != nullptr) use_ = exchange_.wire().compression()->take_use(number_);
-  // With one rank on the host, its sum is in the own slot already.
+  // With one rank on the host, the host's sum is in this rank's slot already.
   if (phase_ == Phase::reduce_on_host && exchange_.world().local_size() == 1) phase_ = Phase::exchange;
   if (phase_ == Phase::reduce_on_host && exchange_.sum_type(me()) != exchange_.operation().dtype)
     sums_ = staged((end_ - begin_) * item_size(exchange_.sum_type(me())));
@@ -130,7 +130,7 @@ void Chunk::end_use() const {
   if (CompressionState* const compression = exchange_.wire().compression()) compression->end_use(number_);
 }
 
-// Whether a host has all values at the start and needs no results.
+// Whether the host is that of the root: it has all values from the start, and receives no results.
 bool Chunk::is_complete(size_t host) const {
   return exchange_.scatters() && static_cast<int>(host) == exchange_.root_host();
 }

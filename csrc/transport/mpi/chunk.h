@@ -84,9 +84,9 @@ class Chunk {
   uint32_t use_ = 0;        // from CompressionState::take_use()
   bool expecting_ = false;  // results of the row's other hosts are being received
   size_t sending_ = 0;      // messages under way: this host's values ...
-  size_t receiving_ = 0;    // ... other hosts' values of the own columns, then results of the other rows ...
+  size_t receiving_ = 0;    // ... other hosts' values of this host's columns, then results of the other rows ...
   size_t results_ = 0;      // ... and results of the row, both ways
-  char* sums_ = nullptr;    // sums of this host, if they are not in the own slot
+  char* sums_ = nullptr;    // sums of this host, if they are not in this rank's slot
   std::vector<Staging::Block> blocks_;
   std::vector<Column> columns_;
   std::vector<char*> encoded_;  // by column: encoded results of other hosts, if the encoding differs from memory

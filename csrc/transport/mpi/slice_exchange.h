@@ -164,11 +164,11 @@ class SliceExchange {
     return (entry_.next_chunk.load(std::memory_order_acquire) & kStopped) != 0;
   }
 
-  // The address of an element in the own slot, which holds this host's sum of a reduction.
+  // The address of an element in this rank's slot, which holds this host's sum of a reduction.
   char* own(size_t element) const { return at(world_.local_rank(), element); }
   // The address of an element in the slot that holds the result.
   char* result(size_t element) const { return at(result_rank_, element); }
-  // Reduces the shares of the own host, into the own slot or, as values of sum_type(), into memory behind `to`.
+  // Reduces the shares of this host, into this rank's slot or, as values of sum_type(), into the memory at `to`.
   void reduce_on_host(size_t begin, size_t end) const;
   void reduce_on_host(size_t begin, size_t end, char* to) const { slots_.sum_into(entry_, begin, end, to); }
   void spread(size_t begin, size_t end) const { slots_.spread(entry_, begin, end, result_rank_); }

@@ -82,7 +82,7 @@ class Arrangements {
 
   // Null if begin() must be called first.
   const Arrangement* find(uint64_t digest) const;
-  // Begins to determine the arrangement for the digest; one at a time.
+  // Begins to determine the arrangement for the digest. Only one can be determined at a time.
   void begin(uint64_t digest, Placement mine);
   // True when find() knows it. Throws Error if MPI or NCCL fails.
   bool step();
