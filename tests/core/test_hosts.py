@@ -751,13 +751,13 @@ def test_thread_that_waits_moves_messages_between_hosts_itself(core, gather):
     array = np.ones(16, "float32")  # MPI has sent it when it is told to
     core.submit_allreduce("first", [array], [array]).wait()
     used = []
-    for _ in range(40):  # other work on the machine may keep the thread that waits from its turn, on one rank at a time
+    for _ in range(100):  # other work may delay the thread that waits, at different times on each rank
         gather("both begin")
         thread, caller = _cpu_seconds("mykv"), time.thread_time()
         for _ in range(100):
             core.submit_allreduce("small", [array], [array]).wait()
         used.append((_cpu_seconds("mykv") - thread) / (time.thread_time() - caller))
-        if all(gather(min(used) < 0.5)):
+        if all(gather(min(used) < 0.3)):
             return
     raise AssertionError(used)
 
