@@ -31,6 +31,7 @@ def _sum(core, name: str, count: int = 10):
     return core.submit_allreduce(name, [array], [array]), array
 
 
+@pytest.mark.alone
 @pytest.mark.ranks(3, env=_ENV)
 def test_a_rank_delayed_before_it_rings_keeps_no_lock_and_no_result(core, rank, size, gather):
     """The rank that comes last sleeps for three seconds between its change and the rings."""
@@ -80,6 +81,7 @@ def test_a_late_rank_wakes_the_others_at_once(core, rank, size, gather, waits):
     gather("all have ended")
 
 
+@pytest.mark.alone
 @pytest.mark.ranks(2, env=_ENV)
 def test_a_thread_that_waits_does_the_runtimes_part(core, rank, size, gather):
     """A rank that waits sleeps once for each operation, and no other thread of it wakes."""
@@ -150,6 +152,7 @@ def test_an_operation_in_place_ends_on_ranks_that_were_not_woken_for_it(core, ra
     gather("all have ended")
 
 
+@pytest.mark.alone
 @pytest.mark.ranks(4, env=_ENV)
 def test_with_more_ranks_than_cores_the_same_ranks_always_work_on_the_same_memory(core, rank, size, gather):
     """Otherwise each process would pay for its first access to every slot, and have page tables for all of them."""

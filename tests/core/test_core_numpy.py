@@ -199,6 +199,7 @@ def test_calls_of_one_name_are_matched_in_their_order(core, rank, size):
         assert (array == 2 * k + 1).all()
 
 
+@pytest.mark.alone
 @pytest.mark.ranks(2, env=_ENV)
 def test_wait_with_a_time_limit_returns_false_until_the_peer_comes(core, rank, gather):
     array = np.ones(10)
@@ -230,7 +231,7 @@ def test_different_shapes_or_dtypes_fail_on_every_rank_and_the_next_call_works(c
     begin = time.monotonic()
     with pytest.raises(core.Error) as failure:
         core.submit_allreduce("differs", [array], [array]).wait(30)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 10  # not the time limit
     for word in ["differs", "rank", *words]:
         assert word in str(failure.value)
     again = np.ones(10)

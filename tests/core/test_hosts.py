@@ -745,6 +745,7 @@ def _cpu_seconds(names: str) -> float:
     return total * 1e-9
 
 
+@pytest.mark.alone
 @pytest.mark.ranks(2, env=_ENV)
 def test_thread_that_waits_moves_messages_between_hosts_itself(core, gather):
     """Waking one thread after the other would cost more than the messages."""
@@ -762,6 +763,7 @@ def test_thread_that_waits_moves_messages_between_hosts_itself(core, gather):
     raise AssertionError(used)
 
 
+@pytest.mark.alone
 @pytest.mark.ranks(2, 4, env=_ENV)
 def test_operations_under_way_go_on_when_the_thread_that_waited_has_returned(core, rank, size, gather):
     """The thread that waited had moved them on; from then on the runtime's thread does, although no bell rings."""
@@ -781,6 +783,7 @@ def test_operations_under_way_go_on_when_the_thread_that_waited_has_returned(cor
     gather("all are done")
 
 
+@pytest.mark.alone
 @pytest.mark.ranks(2, 4, env=_ENV)
 @pytest.mark.parametrize(
     "fault, words",

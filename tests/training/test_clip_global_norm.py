@@ -166,6 +166,7 @@ def test_update_after_allreduce_grads(rank, size):
     _assert_equals(net, norms, _in_one_process(_dense, size))
 
 
+@pytest.mark.alone
 @pytest.mark.ranks(2)
 def test_no_python_code_waits(rank, size):
     """step() returns while another worker has not begun it."""

@@ -73,6 +73,7 @@ def network():
     return module
 
 
+@pytest.mark.alone
 def test_two_hosts_train_alike_and_sleep_while_they_wait(network, tmp_path):
     script, output = tmp_path / "script.py", tmp_path / "output"
     script.write_text(_SCRIPT)
