@@ -53,9 +53,12 @@ def any_failure(error: BaseException) -> Any:
     return lost
 
 
-def of_core(error: RuntimeError) -> MXNetError:
-    """The MXNetError, with `code` and `ranks`, for an error of the core; a WorkersLost if a worker was lost."""
-    made = MXNetError(str(error))
+def of_core(error: RuntimeError, text: str = "") -> MXNetError:
+    """The MXNetError, with `code` and `ranks`, for an error of the core; a WorkersLost if a worker was lost.
+
+    `text` replaces the text of the error.
+    """
+    made = MXNetError(text or str(error))
     made.code, made.ranks = code_of(error), getattr(error, "ranks", ())
     return any_failure(made)
 

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import itertools
 import operator
+import re
 import threading
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -183,20 +184,28 @@ class Turn:
         refusals: list[Callable[[], None]] = []  # of the operations that other ranks wait for in a deadlock
         try:
             if limit is not None:
-                wait(work, lambda: self._give_up(limit), limit.seconds)
+                process.wait(work, lambda: self._give_up(limit), limit.seconds)
             else:
-                wait(work, lambda: self._look(look, refusals))
-        except MXNetError as error:
+                process.wait(work, lambda: self._look(look, refusals))
+        except RuntimeError as error:
+            failure = self._with_call(error)
             for refuse in refusals:
                 with contextlib.suppress(RuntimeError, ValueError):  # the core was shut down, the set was removed
                     refuse()
             self._tell()
             if limit is None:
-                deadlock_check.failed(error)
-            raise
+                deadlock_check.failed(failure)
+            raise failure from None
         if _late_refusals:
             settle_refusals()
         return result
+
+    def _with_call(self, error: RuntimeError) -> MXNetError:
+        """The MXNetError for an error of `meet`, which names the call where the core has named the operation."""
+        if isinstance(error, MXNetError):
+            return error
+        pattern = rf"^(a call that waits|{re.escape(self.name)})(?=( of process set \d+)?(:| was refused))"
+        return errors.of_core(error, re.sub(pattern, lambda _: self.call, str(error)))
 
     def _look(self, look: Callable[[], None] | None, refusals: list[Callable[[], None]]) -> None:
         if look is not None:
