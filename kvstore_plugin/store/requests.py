@@ -1,6 +1,6 @@
 """Checks the arguments of the store's methods and divides them into one call for each key.
 
-A Trainer calls this code for every parameter in every step, so one key with one array is a fast path.
+A Trainer calls this code for every parameter in every step, so a call with one key and one array has a fast path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A file of one rank's timeline, read and checked."""
+"""Reads and checks the file of one rank's timeline."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Call:
     Attributes
     ----------
     begin, end : int
-        Nanoseconds since `Recording.zero`: when this rank's arrays and the result were ready.
+        When this rank's arrays were ready, and when the result was ready, in nanoseconds since `Recording.zero`.
     order, late : list
-        Ranks of this rank's host in the order of arrival, and milliseconds after the first.
+        Ranks of this rank's host in the order of arrival, and each rank's milliseconds after the first rank.
     host_order, host_late : list
-        The same for hosts, named by their first rank; only on rank 0 of several hosts.
+        The same for hosts, each given by its first rank; empty except in rank 0's file of a job on several hosts.
     phases : list of (str, int, int)
         Name, begin and end of each phase.
     """
@@ -131,7 +131,7 @@ def _recording(path: str, content: Any) -> Recording:
 
 
 def nanoseconds(microseconds: Any) -> int:
-    """A time of an event: JSON has microseconds with three decimals."""
+    """An event's time in nanoseconds, from the microseconds with three decimals in JSON."""
     return _number(round(microseconds * 1000))
 
 
@@ -160,7 +160,7 @@ def _calls(events: list[dict[str, Any]]) -> list[Call]:
         if event["ph"] == "M" and event["name"] == "thread_name":
             rows[event["tid"]] = event["args"]["name"]
         if event["ph"] != "X":
-            nanoseconds(event.get("ts", 0))  # a trace of several ranks moves it
+            nanoseconds(event.get("ts", 0))  # raises now rather than in joined.py, which shifts all times
             continue
         begin = nanoseconds(event["ts"])
         end = begin + nanoseconds(event["dur"])
