@@ -1,4 +1,4 @@
-"""Process sets: all ranks or a part of them, which take part in an operation.
+"""Process sets: all ranks, or a part of them, among which operations run.
 
 Each set has its own runtime in the core, with its own thread and shared memory, so that sets do not wait for each
 other. coordination/process_sets.py adds and removes sets.
@@ -123,7 +123,7 @@ class ProcessSet:
             self._numbers[kind] = self._bases[kind] = max(number, self._numbers.get(kind, 0))
 
     def _base(self, kind: str) -> int:
-        """The first number that all members are known to count alike: see `_skip_to`."""
+        """The number from which all members are known to count equally; see `_skip_to`."""
         return self._bases.get(kind, 0)
 
     def _position_of(self, root_rank: Any) -> int:

@@ -1,8 +1,8 @@
-"""The timeline: a file that shows the phases of each operation, and for which rank it waited when.
+"""The timeline: a file that shows the phases of each operation, and when it waited for which rank.
 
 Rank 0 writes a timeline, or each rank writes one if the file's name has ``{rank}``. A rank knows the arrivals and the
-work of its host's ranks, which record them in shared memory while a timeline is on. Of other hosts, rank 0 knows when
-it learned that all their ranks had arrived. So a timeline needs no messages, and the other ranks need not call
+work of its host's ranks, which record them in shared memory while a timeline is on. Rank 0 also knows when it learned
+that all ranks of another host had arrived. So a timeline needs no messages, and the other ranks need not call
 start_timeline() at all.
 """
 
@@ -109,7 +109,7 @@ def stop_timeline() -> None:
 class _FollowTimeline(process.Follower):
     def joined(self, core: object) -> None:
         path = settings.value("MYKV_TIMELINE")
-        if not path or new_workers.is_respawned():  # a new worker would overwrite the file of another
+        if not path or new_workers.is_respawned():  # a new worker would overwrite another worker's file
             return
         # A restarted job, and elastic workers that restart, keep the earlier records.
         restart = launched.restart_count()
