@@ -121,10 +121,10 @@ def _status(command: Command, output: Output, notes: Path, losses: Losses, signa
 
 
 def first_failure(failed: FailedWorker | None, ends: list[worker_notes.End]) -> worker_notes.End | None:
-    """How the first failed worker has ended; None if no worker has left a note.
+    """How the first failed worker has ended; None if it has left no note.
 
     ``failed``: the worker that the launcher names. If it left no note, as after a signal or os._exit(), it did not fail
-    because of another worker. Launchers end the other workers by SIGTERM, which is not a cause.
+    because of another worker, so it is the first. Launchers end the other workers by SIGTERM, which is not a cause.
     """
     if failed is not None and all(end.rank != failed.rank for end in ends):
         return None

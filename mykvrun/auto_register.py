@@ -59,7 +59,7 @@ class _Loader:
         self._loader = loader
 
     def __getattr__(self, name):
-        if name == "_loader":  # a copy has no attributes yet
+        if name == "_loader":  # while copy.copy() creates a copy, the copy has no attributes
             raise AttributeError(name)
         return getattr(self._loader, name)
 

@@ -24,7 +24,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 from .hosts import is_this_host, parse_hosts, read_hostfile
 
 FUNCTION, RESULT = "function", "result"
-_END_S = 30.0  # from SIGTERM to SIGKILL
+_END_S = 30.0  # seconds from SIGTERM to SIGKILL
 _FAILED_FIRST = re.compile(r"mykvrun: rank (\d+)\b.* failed first")
 
 

@@ -121,6 +121,6 @@ class Job:
         return added
 
     def forwarded(self, added: Iterable[str], base: Mapping[str, str] = os.environ) -> list[str]:
-        """Names of the variables passed to workers of other hosts, in order. ``added``: those of `environment`."""
+        """Sorted names of the variables passed to workers of other hosts; ``added``: names from `environment`."""
         names = {name for name in base if name.startswith(_PREFIXES) or name in _NAMES}
         return sorted({*names, *added, *self.variables})

@@ -112,7 +112,7 @@ def _as_array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
 
 
 def _core() -> dict[str, Any]:
-    """The parts of numpy.core that MXNet uses, for releases that have moved them and warn about numpy.core."""
+    """The parts of numpy.core that MXNet uses, for releases of numpy that have moved them."""
     try:
         from numpy.lib.array_utils import normalize_axis_tuple
     except ImportError:  # numpy 1
@@ -287,14 +287,14 @@ class _Finder:
 
 
 class _Loader:
-    """The loader of a module of MXNet, which gives it other builtins before it runs."""
+    """The loader of a module of MXNet: gives the module other builtins before the module runs."""
 
     def __init__(self, loader: Any, finder: _Finder) -> None:
         self._loader = loader
         self._finder = finder
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_loader", "_finder"):  # a copy has no attributes yet
+        if name in ("_loader", "_finder"):  # while copy.copy() creates a copy, the copy has no attributes
             raise AttributeError(name)
         return getattr(self._loader, name)
 

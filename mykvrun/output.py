@@ -161,7 +161,7 @@ class Output:
         return b"".join(shown)
 
     def _remember(self, rank: int, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]  # as a terminal shows progress bars
+        text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]  # what a terminal shows
         hyphens = _LINE_OF_HYPHENS.fullmatch(text)
         own = hyphens["before"] if hyphens else text
         if own.strip(" \t") and rank not in self._in_notice:
@@ -210,7 +210,7 @@ class Stream:
 
     def __init__(self, output: Output, name: str, moves: bool) -> None:
         self._output, self._name, self._moves = output, name, moves and not output.changes_lines
-        self._unread = b""  # may be the beginning of a mark
+        self._unread = b""  # data that may be the beginning of a mark
         self._rank: int | None = None  # the rank whose line the next piece continues
         self._open: dict[int | None, bytes] = {}  # lines that have not ended
         self._shown: dict[int | None, int] = {}  # shown length of these lines
@@ -243,7 +243,7 @@ class Stream:
         return data[:end], data[end:]
 
     def _pieces(self, data: bytes) -> Iterator[tuple[int | None, bytes]]:
-        """Pieces with their ranks; None for the launcher's."""
+        """Pieces of output with their ranks; None for pieces of the launcher."""
         marks = self._output.marks
         start = 0
         for mark in marks.mark.finditer(data) if marks else ():

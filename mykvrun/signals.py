@@ -27,7 +27,7 @@ _LOOK_S = 0.1
 
 
 def end_with_caller(descriptor: int) -> None:
-    """End the job by SIGTERM when the other end of a pipe is closed, for example by the end of its process."""
+    """End the job by SIGTERM when the other end of a pipe is closed, for example because its process has ended."""
 
     def wait() -> None:
         with contextlib.suppress(OSError):

@@ -77,7 +77,7 @@ def raw(stream: TextIO) -> BinaryIO:
 
 
 class Unread(OSError):
-    """The reader of a pipe is stalled, and the job ends."""
+    """The reader of a pipe is stalled while the job ends."""
 
 
 def write_all(file: BinaryIO, data: bytes) -> None:

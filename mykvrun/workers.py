@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Iterator
 
 _PAUSE_S = 0.5
-_ORPHANS_S = 5.0  # from SIGTERM to SIGKILL
-_KILLED_S = 10.0  # wait after SIGKILL: a process may be in disk wait
+_ORPHANS_S = 5.0  # seconds from SIGTERM to SIGKILL
+_KILLED_S = 10.0  # seconds to wait after SIGKILL, since a process may be waiting for a disk
 _WITHOUT_WORKERS_S = 5.0  # how long a launcher may continue after its last worker has ended
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -107,7 +107,7 @@ def end_orphans(but: int | None = None) -> None:
 
 
 def _below(pid: int) -> Iterator[int]:
-    """Process ids of the children of a process that have not ended, and of their children."""
+    """Process ids of the descendants of a process that have not ended."""
     for child in _children_of(pid):
         if not _is_zombie(child):
             yield child

@@ -239,7 +239,7 @@ def measure() -> dict[str, str]:
     for count, turns in ((_LATENCY_BYTES, _LATENCY_TURNS), (_BANDWIDTH_BYTES, _BANDWIDTH_TURNS)):
         array = np.zeros(count // 4, dtype="float32")
         times = [_timed(lambda array=array: _sum(array)) for _ in range(turns + 1)]
-        seconds[count] = statistics.median(times[1:])  # without the first, which also maps the memory
+        seconds[count] = statistics.median(times[1:])  # the first includes page faults of new memory
     small, large = seconds[_LATENCY_BYTES], seconds[_BANDWIDTH_BYTES]
     return {
         "allreduce of 4 KB": f"{small * 1e6:.0f} us",

@@ -155,7 +155,7 @@ class _Exchange:
         self._process_set._core.forget(self._names)
 
     def from_root(self, make: Callable[[], Any]) -> Any:
-        """Run `make` on the first worker, and return its result on all workers; or raise an error on all."""
+        """Run `make` on the first worker, and return its result on all workers; if it fails, all raise an error."""
         sent: Any = None
         failure: Exception | None = None
         if self.is_root:
@@ -173,7 +173,7 @@ class _Exchange:
         return made
 
     def gather(self) -> dict[Hashable, Any]:
-        """The whole states by key, on the first worker; an empty dict on the others."""
+        """The whole states by key on the first worker, an empty dict on other workers."""
         try:
             mine = {key: mapped(state, described_array) for key, state in self._optimizer.updater.states.items()}
             for state in self._optimizer.updater.states.values():

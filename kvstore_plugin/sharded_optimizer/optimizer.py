@@ -365,7 +365,7 @@ class ShardedUpdate:
         self._reduced = gradients
 
     def begin(self, push: Callable[[], Any]) -> None:
-        """Call `push`, which starts the reduction to the owners; with `in_place`, the caller's operation."""
+        """Start the reduction to the owners by a call of `push`, which reduce() or (with `in_place`) the user gives."""
         if self.is_begun():  # Ctrl-C came before apply(), and other workers wait for this worker's weights
             self.refuse_weights("the update was interrupted on that rank")
         self._begun, self._ended = [], []
@@ -465,7 +465,7 @@ class ShardedUpdate:
 
 @contextlib.contextmanager
 def _rate_of(optimizer: Any, asked: Reached | None) -> Iterator[None]:
-    """Context manager: the optimizer uses the rate of `asked` instead of its schedule's; None: its schedule's."""
+    """Context manager in which the optimizer uses the learning rate of `asked`; None: the rate of its schedule."""
     if asked is None:
         yield
         return

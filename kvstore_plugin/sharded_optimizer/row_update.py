@@ -71,7 +71,7 @@ class RowUpdate:
         self._whole = [(0, shard.begin, shard.count, shard.owner) for shard in shards]
         self._width = width
         own = store_optimizer.own_shard(key)
-        self._own = own and (own.begin // width, (own.begin + own.count) // width)  # rows
+        self._own = own and (own.begin // width, (own.begin + own.count) // width)  # in rows
 
     def apply(self, rows: Rows) -> None:
         """Update the weight from a gradient that is the same on all workers. Returns at once.
@@ -126,7 +126,7 @@ class RowUpdate:
             updater(self._key, gradient, self._rows_of_weight(begin, end))
 
     def _changed(self, indices: np.ndarray) -> tuple[NDArray, list[tuple[int, int, int, int]]]:
-        """An array for the rows `indices` with the new values of this worker's rows, and its division by owners."""
+        """An array for the rows `indices` with the new values of this worker's rows, and its parts by owner."""
         weight = self._weight.as_nd_ndarray()
         division = []
         with arrays.not_recorded():

@@ -279,7 +279,7 @@ _Look = Callable[[Any], Any]
 
 
 def _fills(name: str, holders: tuple[type, ...], filled: _Look | None, keys: _Look) -> Callable[[Any], None]:
-    """The unpickler's method `name`, restricted to the types `holders`: it would fill objects of any type."""
+    """The unpickler's method `name`, restricted to containers of the types `holders` and to plain keys."""
     standard = getattr(pickle._Unpickler, name)
 
     def method(self: Any) -> None:

@@ -60,7 +60,7 @@ def parse(data: bytes, name: str) -> Content:
 
 
 def _check_states(states: dict, most: int) -> None:
-    """Raise unless all values are states. `most`: bytes of the file, which has at least one for each nested state."""
+    """Raise unless all values are states. `most`: the file's bytes; each nested state takes at least one of them."""
     left = most
 
     def check(state: Any, depth: int) -> None:

@@ -62,7 +62,7 @@ _LAZY = ("sgd", "ccsgd", "adam", "adagrad", "groupadagrad")
 # workers.
 _READING = ("lars", "lbsgd")
 
-# Optimizers that correct their states by the number of updates, such as Adam's bias, or keep a schedule of updates.
+# Optimizers that use the number of updates to correct states, as Adam corrects a bias, or for a momentum schedule.
 _CORRECTING = ("adam", "adamw", "adamax", "nadam", "ftml", "lamb", "lans", "adabelief")
 
 _elementwise = _classes(_ELEMENTWISE)
@@ -93,7 +93,7 @@ def reads_gradients(optimizer: Any) -> bool:
 
 
 def corrects_by_count(optimizer: Any) -> bool:
-    """Whether the optimizer corrects its states by the number of updates, so that new states need a new count.
+    """Whether the optimizer corrects its states by the number of updates, so that a reset must include this number.
 
     False for a user's class that derives from no such optimizer.
     """

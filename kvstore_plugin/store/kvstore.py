@@ -73,10 +73,10 @@ class MyKV(KVStoreBase):
         self._process_set = process_set
         self._scope = scope
         self._values = StoredValues()
-        self._counts: dict[str, int] = {}  # of _next_scope()
+        self._counts: dict[str, int] = {}  # counters of _next_scope(), by kind
         self._wire = ""  # compression of sums between hosts, in the core's form
         self._optimizer: StoreOptimizer | None = None
-        self._function: Callable[[Any, NDArray, NDArray], None] | None = None  # of _set_updater()
+        self._function: Callable[[Any, NDArray, NDArray], None] | None = None  # given to _set_updater()
         self._updates: dict[str, ShardedUpdate] = {}  # by key name
         self._optimizers = 0  # number of optimizers given to set_optimizer() so far
         self._serves_trainer = False  # whether a gluon.Trainer updates on this store
@@ -705,7 +705,7 @@ class MyKV(KVStoreBase):
         return self._optimizer.is_assigned(call.key, self._values.home(call))
 
     def _refuse(self, name: str, reason: str, method: str) -> None:
-        """Refuse a call of `method` under a name, so that it fails on the other ranks; both operations of an update."""
+        """Refuse the operation of a call of `method`, or both operations of an update: it fails on the other ranks."""
         is_update = self._optimizer is not None and method in ("push", "pushpull")
         if is_update:
             if self._waits_in_updates():

@@ -82,7 +82,7 @@ def clock_differences(recordings: list[Recording], shifts: list[int]) -> list[in
 
 
 def joined_trace(recordings: list[Recording], shifts: list[int]) -> dict[str, Any]:
-    """One trace of all files; a process of the trace is a rank."""
+    """One trace of all files, with a process for each rank."""
     first = recordings[0]
     events: list[dict[str, Any]] = []
     for recording, shift in zip(recordings, shifts):
@@ -143,7 +143,7 @@ def _flows(recordings: list[Recording], shifts: list[int]) -> list[dict[str, Any
 def last_rank(key: Key, call: Call, calls: dict[int, dict[Key, Call]]) -> int:
     """The rank that came last to an operation; -1 if the files do not show it.
 
-    Rank 0 of several hosts knows which host came last, and each rank which rank came last on its own host.
+    If there are several hosts, rank 0 knows which host came last. Each rank knows which rank came last on its host.
     """
     leader = calls.get(0, {}).get(key)
     if leader is not None and len(leader.host_order) > 1:

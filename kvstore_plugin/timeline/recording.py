@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-# Names of the bars below a call's bar. Other bars without a signature occur only in rows of threads ("awake").
+# Names of the phases of a call, which the timeline shows as bars below the call's bar. Other bars without a signature
+# occur only in rows of threads ("awake").
 PHASES = ("copy in", "wait", "reduce", "network", "spread", "copy out")
 KINDS = ("gradients", "allreduce", "broadcast", "allgather", "reducescatter", "alltoall", "barrier", "other")
 _KIND = re.compile(r"\b(barrier|allreduce|broadcast|allgather|reducescatter|alltoall)\b")
@@ -154,13 +155,13 @@ def _arrivals(about: dict[str, Any], ranks: str, late: str) -> tuple[list[int], 
 def _calls(events: list[dict[str, Any]]) -> list[Call]:
     """The calls in the order of the file, each with its phases, which follow its bar in the same row."""
     rows: dict[int, str] = {}
-    last: dict[int, Call] = {}  # by row
+    last: dict[int, Call] = {}  # the last call of each row
     calls = []
     for event in events:
         if event["ph"] == "M" and event["name"] == "thread_name":
             rows[event["tid"]] = event["args"]["name"]
         if event["ph"] != "X":
-            nanoseconds(event.get("ts", 0))  # raises now rather than in joined.py, which shifts all times
+            nanoseconds(event.get("ts", 0))  # check the time now, since joined.py shifts all times
             continue
         begin = nanoseconds(event["ts"])
         end = begin + nanoseconds(event["dur"])

@@ -41,7 +41,7 @@ class _Share(NamedTuple):
 
     process_set: ProcessSet
     named: Sequence[Named]
-    root: int  # within the set
+    root: int  # rank within the set
     with_optimizer: bool  # False: of the optimizer, only the states of these parameters are sent
 
 

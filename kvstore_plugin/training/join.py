@@ -34,8 +34,8 @@ class _Plan(NamedTuple):
     """The next call of the workers that have not ended; must be equal on all of them."""
 
     kind: int
-    trainer: int  # number in the arguments of join()
-    factor: float  # of gradients in the update, for step() and update()
+    trainer: int  # index among the arguments of join()
+    factor: float  # factor of the gradients in the update, for step() and update()
     learning_rate: float  # 0.0 if a scheduler sets it
     ignore_stale: bool
 

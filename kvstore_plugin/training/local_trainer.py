@@ -342,7 +342,7 @@ class LocalTrainer(DistributedTrainer):
                 "save_states() of a LocalTrainer needs equal weights: call synchronize() on all workers first."
             )
         super().save_states(fname)
-        # `warmup_left` is an array, since MXNet's format holds only arrays, and at least one.
+        # `warmup_left` is an array, since MXNet's format holds only arrays, and at least one array.
         state = {"warmup_left": mx.nd.array([self._warmup_left]), **self._more_arrays()}
         atomic_file.write(f"{fname}.outer", lambda file: mx.nd.save(f"/proc/self/fd/{file.fileno()}", state))
 
@@ -458,7 +458,7 @@ class LocalTrainer(DistributedTrainer):
             with Turn(self._meetings.process_set, self._meetings.whole, call) as turn:
                 self._check_begin()
                 return turn.meet(call, numbers)
-        except Exception as error:  # raised on all workers; those in a meeting wait for its changes too
+        except Exception as error:  # raised on all workers; in a meeting, workers also wait for changes
             self._meetings.refuse_changes(str(error))
             self._redefer(str(error))
             raise

@@ -30,7 +30,8 @@ from .stand_ins import LEFT_OUT, Listed
 from .trainer_options import TrainerOptions
 
 _DEVICES = "devices: "  # prefix of one of the lines that all workers compare
-# A line that all workers compare, so that no worker uses a trainer created after init(): its states would differ.
+# A trainer that outlives its init() adds this line to those that all workers compare, so that it does not match a new
+# trainer of another worker, which has no equal states.
 _KEPT = "made before the last init()"
 _NEVER_HELD = ("sentinel: unequal to every `_data`",)
 
@@ -51,7 +52,7 @@ class MeetingTrainer(gluon.Trainer):
         self._freshness_is_shared = False
         self._is_told_of_means = options.gradients_after_allreduce is not None or options.reduce_method == "sum"
         self._join: Any = None  # the `join` around the training loop
-        self._losses = process.losses  # when the workers last met for this trainer
+        self._losses = process.losses  # the value when the workers last met for this trainer
         self._steps = 0  # equal on all workers between two steps, even after a failed step
         self._begun: tuple[str, bool] | None = None  # while step() or update() runs: a step's label, ignore_stale_grad
         self._awaits_update = False  # allreduce_grads() was called, and update() was not
@@ -240,7 +241,7 @@ class MeetingTrainer(gluon.Trainer):
             raise failure
 
     def _why_not_resumed(self, replaces_states: bool) -> str | None:
-        """The reason why different ranks than before cannot continue training."""
+        """The reason why training cannot continue after a change of ranks; None if it can."""
         if self._store_optimizer is None or replaces_states or not self._store_optimizer.keys:
             return None
         return resumption.STATES_ARE_LOST.format(whose=f"{self._shares[0].scope} (update_on_kvstore=True)")
@@ -275,7 +276,7 @@ class MeetingTrainer(gluon.Trainer):
         self._generation = process.generation
 
     def _options_of_world(self) -> tuple[int, list[str]]:
-        """Bytes of a bucket, and the options that workers compare. Both may depend on the workers at the creation."""
+        """Bytes of a bucket, and the options that workers compare; both may depend on the number of workers."""
         _, how, lines = self._meeting
         return how.bucket_bytes, lines
 

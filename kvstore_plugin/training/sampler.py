@@ -64,7 +64,7 @@ class DistributedSampler(gluon.data.Sampler):
     ...         scores = net(images)  # continue as in DistributedTrainer's example
     """
 
-    # Class attributes: samplers from older pickles lack them.
+    # Defaults in the class, since samplers from older pickles lack these attributes.
     _was_used = False  # an iteration has reached its end since the last set_epoch()
     _is_told = False
 

@@ -23,7 +23,7 @@ _WAYS = {"in_place": "in place", "copied": "copied", "through_host": "through ho
 _Counters = dict  # all counters of the core at one moment, as one flat dict of numbers
 
 _began: _Counters = {}  # the counters of the process when the core was started
-_baselines: weakref.WeakKeyDictionary[Any, _Counters] = weakref.WeakKeyDictionary()  # by the group of the core
+_baselines: weakref.WeakKeyDictionary[Any, _Counters] = weakref.WeakKeyDictionary()  # at the last reset, by set
 
 
 def statistics(process_set: ProcessSet = global_process_set, reset: bool = False) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def statistics(process_set: ProcessSet = global_process_set, reset: bool = False
 
 
 def read(core: Any) -> _Counters:
-    """All counters of a group of the core, and those of the process."""
+    """All counters of a process set, whose object in the core is `core`, and of the process."""
     given = core.statistics()
     counters: _Counters = {name: given[name] for name in ("steps", "waited_ns", "step_waited_ns")}
     for way, (operations, nbytes) in given["ways"].items():

@@ -122,7 +122,7 @@ def _size(nbytes: int) -> str:
 
 
 class _Report(process.Follower):
-    """Prints the table while this rank is in the world, and when it leaves."""
+    """Prints the table while this rank is initialized, and when it leaves the other ranks."""
 
     def __init__(self) -> None:
         self._ending = threading.Event()

@@ -139,7 +139,7 @@ class SteppingTrainer(MeetingTrainer):
         return self._labelled[1]
 
     def _check_reduced(self) -> None:
-        """Raise an error in an update if allreduce_grads() has failed here and was counted."""
+        """Raise an error in an update if allreduce_grads() has failed here, and this worker has counted the update."""
         if self._is_counted:
             self._is_counted = False
             raise MXNetError(UPDATE_REFUSED)
@@ -271,7 +271,7 @@ class SteppingTrainer(MeetingTrainer):
                 self._clipping.begin(self._freshness_is_shared, label, makes_comparison=True)
             self._clipping.clip(factor)
         except MXNetError:
-            raise  # error of the step; the other workers have it too
+            raise  # an error of the step, which the other workers get too
         except BaseException:  # the other workers update, and get an error in their next step
             load_tracking.note_failure(self._params, self)
             raise
@@ -318,7 +318,7 @@ class SteppingTrainer(MeetingTrainer):
                 trainer_state.mark_stale(self._params)
             return
         update = super()._update
-        original = patches.originals.get(getattr(update, "__func__", None))  # our patch is for Trainers with a store
+        original = patches.originals.get(getattr(update, "__func__", None))  # a patch for Trainers with a store
         update = update if original is None else functools.partial(original, self)
         is_hooked = self._options.communication_hook is not None
         with step_guard.updates(self, self._gradients if self._clipping is None else ()):  # clipping has its own fence

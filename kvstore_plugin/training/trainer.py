@@ -340,7 +340,7 @@ class DistributedTrainer(SteppingTrainer):
         ...     trainer.save_states("net.states")
         """
         if self._store_optimizer is None:
-            save = super().save_states  # opens a name or a descriptor, and closes it
+            save = super().save_states  # MXNet's method takes a name or a descriptor, and closes the file
             atomic_file.write(fname, lambda file: save(os.dup(file.fileno())))
             return
         self._resume()

@@ -25,7 +25,7 @@ from ..world.process_set import ProcessSet, global_process_set
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _REDUCE_METHODS = ("mean", "sum")
-_STORES = ("local", "device", "nccl", "dist", "mykv", "horovod", "byteps")  # how names of stores begin
+_STORES = ("local", "device", "nccl", "dist", "mykv", "horovod", "byteps")  # prefixes of stores' names
 
 
 @dataclasses.dataclass(frozen=True)

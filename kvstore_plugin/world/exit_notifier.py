@@ -31,7 +31,7 @@ _SUCCESS, _OPERATION_SUCCEEDED = 0, -157
 _ERR_PROC_TERM_WO_SYNC = -200
 _EVENT_AFFECTED_PROC = b"pmix.evproc"
 _PROC = 22  # PMIX_PROC, a data type
-_RANGE_LOCAL = 2  # the launcher on this machine, and its processes
+_RANGE_LOCAL = 2  # PMIX_RANGE_LOCAL: the event goes to the launcher on this machine, and to its processes
 
 _teller: _Teller | None = None
 
@@ -113,7 +113,7 @@ class _Teller:
 
 
 class _Process(ctypes.Structure):
-    """pmix_proc_t."""
+    """The struct pmix_proc_t of PMIx."""
 
     _fields_ = (("nspace", ctypes.c_char * 256), ("rank", ctypes.c_uint32))
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kvstore_plugin")
 
 _LOOK_MS = 50  # between two tests of the receive
-_TAG = 32002  # of a receive that never completes; it fails when a peer dies
+_TAG = 32002  # tag of a receive that never completes; it fails when a peer dies
 _NAMES_S = 0.5  # how long the thread tries to find out which rank has ended
 _NAME_LOOK_MS = 5
 _JOIN_S = 5.0

@@ -97,8 +97,8 @@ def _load(core: ModuleType) -> ModuleType:
             from mpi4py import MPI
         else:
             saved = mpi4py.rc.initialize, mpi4py.rc.finalize
-            mpi4py.rc.initialize = False  # not before the check below
-            mpi4py.rc.finalize = False  # it would also finalize, and hang, in a forked child that exits
+            mpi4py.rc.initialize = False  # MPI must not start before the check below
+            mpi4py.rc.finalize = False  # mpi4py would also finalize MPI in a forked child, and hang
             try:
                 from mpi4py import MPI
             finally:

@@ -65,7 +65,7 @@ def is_respawned() -> bool:
 
 
 def end_without_disconnecting() -> None:
-    """In a job with new workers, keep MPI_Finalize from waiting for them or for the workers that started them.
+    """In a job with new workers, keep MPI_Finalize from waiting for other workers.
 
     MPI_Finalize of Open MPI 5.0 exchanges messages with all processes of all communicators that contain a spawned
     process, even with dead processes, and then waits forever. It does so only if its count of such communicators is
@@ -209,7 +209,7 @@ class NewWorkers:
     def go(self) -> None:
         """Tell the new workers that all living workers have merged."""
         for rank in range(self._count):
-            with contextlib.suppress(self._MPI.Exception):  # it has died; the next agreement notices
+            with contextlib.suppress(self._MPI.Exception):  # the new worker has died; the next agreement notices
                 self._inter.send(None, rank, _TAG_GO)
 
     def dismiss(self) -> None:

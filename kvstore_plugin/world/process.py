@@ -269,7 +269,7 @@ def _log_start() -> None:
 
 
 def operations() -> int:
-    """Number of operations of all ranks that have ended on this rank since the core was started."""
+    """Number of operations of the set of all ranks that have ended on this rank since the core was started."""
     return sum(count for count, _ in core.statistics()["ways"].values())
 
 
@@ -301,7 +301,7 @@ os.register_at_fork(after_in_child=lambda: _forget_in_child())
 
 
 def warn_of_rejected_callers(group: Any, who: str) -> None:
-    """Log the number of foreign processes that asked for a new group's memory; on one of its ranks per host."""
+    """Log how many processes outside of this job asked for a new group's memory; on one rank of the group per host."""
     if group.rejected_callers():
         _log.warning(
             "%d processes outside of this job asked for the memory that %s share, and were refused.",

@@ -175,7 +175,7 @@ def is_of_another(error: BaseException) -> bool:
 
 def _line_of_other(value: Any) -> str:
     """The line of an exception's text that tells how another rank has ended, or ""."""
-    with contextlib.suppress(Exception):  # the text is the program's code
+    with contextlib.suppress(Exception):  # str() may run code of the program
         return next((line for line in str(value).splitlines() if _OF_OTHER.search(line)), "")
     return ""
 
@@ -193,7 +193,7 @@ def _set_fork_status(status: int) -> None:
 
 def _end_by(kind: Any, value: Any) -> End:
     text = ""
-    with contextlib.suppress(Exception):  # an exception's text is the program's code
+    with contextlib.suppress(Exception):  # str() of an exception may run code of the program
         text = str(value)
     status = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
     other = _OF_OTHER.search(text)

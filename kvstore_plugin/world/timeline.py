@@ -22,7 +22,7 @@ from .version import VERSION
 
 _log = logging.getLogger("kvstore_plugin")
 _lock = threading.Lock()
-_RANK = "{rank}"  # in a path: every rank records; replaced by its number
+_RANK = "{rank}"  # in a path: every rank records, to a path with its number instead of this text
 _path: str | None = None  # path of this rank's timeline
 
 
