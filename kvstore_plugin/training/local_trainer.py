@@ -350,7 +350,7 @@ class LocalTrainer(DistributedTrainer):
         """Load what `save_states` has written. Call it on all workers, between the same steps.
 
         In the next step all workers restart from the weights and the outer states of `root_rank`. Local steps since the
-        last meeting, and a meeting under way, are dropped.
+        last meeting, and a meeting in progress, are dropped.
 
         Parameters
         ----------

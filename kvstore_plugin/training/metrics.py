@@ -156,7 +156,7 @@ def _counts_of(metric: Any) -> Any:
 
 
 def _add_counts(metric: Any, states: Sequence[State]) -> None:
-    states = [state for state in states if state]  # in 2.0 there are no counts before the first batch
+    states = [state for state in states if state]  # MXNet 2.0 has no counts before the first batch
     if not states:
         return
     counts = _counts_of(metric)

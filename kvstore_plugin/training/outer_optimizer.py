@@ -136,7 +136,7 @@ class OuterOptimizer:
             self._averages = [_classic(parameter._data[0]).copy() for parameter in self._auxiliary]
         # Counts of the last meeting: workers with steps, workers that continue, and workers whose running means count.
         self._counts: Any = None
-        self.is_pending = False  # a meeting is under way or not applied yet
+        self.is_pending = False  # a meeting is in progress, or its result is not applied yet
         self._broken = ""  # why this worker's weights may differ from those of other workers
 
     def begin(self, root: int, state: dict[str, NDArray]) -> None:
@@ -191,7 +191,7 @@ class OuterOptimizer:
         self.is_pending = True
 
     def finish_pending(self) -> None:
-        """Wait for a meeting that is under way, and apply it; otherwise a no-op.
+        """Wait for a meeting that is in progress, and apply its result; otherwise a no-op.
 
         Raises
         ------

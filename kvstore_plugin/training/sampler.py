@@ -52,7 +52,7 @@ class DistributedSampler(gluon.data.Sampler):
     Notes
     -----
     In training, a complete second iteration over a shuffled order without a call of `set_epoch` is a mistake: the first
-    worker logs one warning. With ``shuffle=False`` or ``even=False`` there is none.
+    worker logs one warning. With ``shuffle=False`` or ``even=False`` it logs no warning.
 
     Examples
     --------

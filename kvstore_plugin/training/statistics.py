@@ -1,9 +1,9 @@
 """Statistics of this worker's operations and waits: the counters of the core, with names and units.
 
 The counters are always on (csrc/runtime/requests.h, csrc/table/entry.h, csrc/mxnet/step_clock.h). Reading the counters
-sends no message and waits for no other worker. The ranks of a host record in shared memory which rank came last. Rank 0
-learns from the messages by which hosts announce their ranks which host came last. So rank 0 knows how late every rank
-was.
+sends no message and waits for no other worker. The ranks of a host record in shared memory which rank came last. Hosts
+announce the arrival of their ranks by messages, from which rank 0 learns which host came last. So rank 0 knows how late
+every rank was.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def _print() -> None:
         text = f"mykv: there is no report, since the statistics cannot be read: {error}"
     try:
         print(text, file=sys.stderr, flush=True)
-    except (AttributeError, OSError, ValueError):  # closed, or None under pythonw and the like
+    except (AttributeError, OSError, ValueError):  # the stream is closed, or None as under pythonw
         return
 
 

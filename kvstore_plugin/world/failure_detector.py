@@ -201,7 +201,7 @@ class _Watch:
         death = f"{who} ended: killed, or left before the others were done"
         _log.warning("%s.", death)
         core_loader.load().lose(death, ended)
-        core_loader.load().watch(False)  # this watch calls lose() only once
+        core_loader.load().watch(False)  # operations that fail later need not wait for lose()
         self.noticed.set()
         with contextlib.suppress(self._MPI.Exception):
             self._comm.Revoke()

@@ -1,7 +1,7 @@
 """New workers that replace dead workers or are added: the living workers start them with MPI_Comm_spawn and join them.
 
-The script of a new worker runs from its beginning. There init() creates a world of this process alone (MPI_COMM_SELF),
-until run_elastic() calls join(). The messages between a new worker and each living worker:
+The script of a new worker runs from its beginning. In this script, init() creates a world of the new worker alone
+(MPI_COMM_SELF), until run_elastic() calls join(). The messages between a new worker and each living worker:
 
 1. hello, from the new worker when MPI has started (new_worker.py): its machine and pid, by which the others watch it.
 2. here, from the new worker in join().
@@ -53,8 +53,8 @@ _has_started = False  # whether this process has started new workers
 def is_respawned() -> bool:
     """Whether this process is a new worker, which `run_elastic` has started in a job that had begun before.
 
-    Its script runs from the beginning. Until run_elastic() is called, `rank` is 0 and `size` is 1 there. Check it
-    before one-time setup.
+    The script of a new worker runs from its beginning, with `rank` 0 and `size` 1 until it calls run_elastic(). Check
+    is_respawned() before one-time setup.
 
     Examples
     --------

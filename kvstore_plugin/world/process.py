@@ -635,7 +635,7 @@ def _abort(status: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (AttributeError, OSError, ValueError):  # closed, or None under pythonw and the like
+        except (AttributeError, OSError, ValueError):  # the stream is closed, or None as under pythonw
             continue
     if _has_lost or failure_detector.lost():
         # The mpirun of Open MPI 5 sometimes deadlocks when two ranks of a job with --with-ft abort it at once. The
@@ -676,7 +676,7 @@ def _at_exit() -> None:
 
 
 def _leave(reason: str, afterwards: str, lost: bool = False) -> int:
-    """Wait for this rank's operations while the other ranks still take part in them, then tell these why it leaves.
+    """Wait for this rank's operations while the other ranks still serve them; then tell these ranks why it leaves.
 
     MXNet drops errors of these operations that were never raised; returns their number.
     """

@@ -29,10 +29,10 @@ _path: str | None = None  # path of this rank's timeline
 def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> None:
     """Record the phases of every operation, in Chrome's trace format, for https://ui.perfetto.dev.
 
-    Rank 0 writes the file, so only there must `file_path` be writable; an existing file is replaced. On the other ranks
-    the call only checks its arguments, so that all ranks may run the same program. If `file_path` contains ``{rank}``,
-    each rank that calls this writes its own file, with its number in the name. The call is not collective, no rank
-    waits, and it may be made at any time, even during training. Operations started earlier are left out.
+    Rank 0 writes the file, so `file_path` must be writable only on rank 0; an existing file is replaced. On the other
+    ranks the call only checks its arguments, so that all ranks may run the same program. If `file_path` contains
+    ``{rank}``, each rank that calls this writes its own file, with its number in the name. The call is not collective
+    and does not wait, and any time is allowed, even during training. Operations started earlier are left out.
 
     ``python -m kvstore_plugin.timeline FILE ...`` converts the file, or the files of all ranks, to a page.
 
@@ -83,7 +83,7 @@ def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> N
 def stop_timeline() -> None:
     """End the timeline of `start_timeline` and complete its file; a no-op if no timeline is on.
 
-    Operations that are under way are left out. A new timeline may be started afterwards.
+    Operations that have not ended are left out. A new timeline may be started afterwards.
 
     Raises
     ------
