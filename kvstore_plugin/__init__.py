@@ -112,7 +112,7 @@ __all__ = [
 
 __version__: str = VERSION
 
-auto_register.withdraw()  # before any replacement in MXNet
+auto_register.withdraw()  # undo its changes of MXNet before this package replaces functions of MXNet
 log_prefix.install()
 mpi_settings.apply()
 
@@ -171,4 +171,4 @@ except ImportError:
     if not _is_selftest():
         raise
 
-process.install_hooks()  # after MXNet has registered its own exit handler
+process.install_hooks()  # after MXNet's exit handler is registered: handlers run in reverse order, mykv's first

@@ -1,4 +1,4 @@
-"""``python -m kvstore_plugin.run``: the launcher ``mykvrun``, which starts faster, without importing MXNet."""
+"""``python -m kvstore_plugin.run`` starts the launcher. ``mykvrun`` is faster: it does not import MXNet."""
 
 import sys
 
@@ -8,4 +8,4 @@ from mykvrun.main import main
 if __name__ == "__main__":
     raise SystemExit(main())
 
-sys.modules[__name__] = run  # type: ignore[assignment]  # `mykv.run` stays the function where this module is imported
+sys.modules[__name__] = run  # type: ignore[assignment]  # importing this module must not replace the function mykv.run

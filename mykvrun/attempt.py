@@ -18,8 +18,8 @@ from .output import FailedWorker, Output, Stream, relay
 from .signals import EndSignals
 from .sinks import Sink
 
-# Exit statuses of a worker that has not reached the end of init(). 2: wrong options, or no file of this name (Python,
-# argparse). 126 and 127: a shell cannot execute, or does not find, the command.
+# Exit statuses that mean a wrong command, if the worker has not reached the end of init(). 2: wrong options, or no file
+# of this name (Python, argparse). 126 and 127: a shell cannot execute, or does not find, the command.
 _STATUS_OF_MISTAKES = (2, 126, 127)
 
 
@@ -27,18 +27,18 @@ class Ended(NamedTuple):
     """How a job has ended."""
 
     status: int  # of mykvrun
-    failure: str = ""  # a message; "": nothing has failed, or no process reads it
+    failure: str = ""  # a message; "": nothing has failed, or no process reads mykvrun's output
     last_lines: tuple[str, ...] = ()  # of the failed worker, unless they were just shown
     may_mend: bool = False  # whether the same command may succeed the next time
 
     def tell(self, then: str = "") -> None:
-        """Report the failure, and what follows."""
+        """Report the failure, followed by the text `then`."""
         if self.failure:
             say(f"{self.failure}{then}" + (" Its last lines:" if self.last_lines else ""), *self.last_lines)
 
 
 class Losses:
-    """Handles failed writes. The job continues, unless the reader of stdout or stderr has gone, as with mpirun."""
+    """Handles failed writes of output. The job continues, unless no process reads stdout or stderr, as with mpirun."""
 
     def __init__(self) -> None:
         self._launcher: subprocess.Popen[bytes] | None = None
@@ -107,7 +107,7 @@ def _status(command: Command, output: Output, notes: Path, losses: Losses, signa
         ]
         for thread in threads:
             thread.start()
-        # Workers on other hosts need not be below a process of this host, since launchers start daemons there.
+        # wait_for() needs workers that are descendants of the launcher. On other hosts daemons start the workers.
         code = workers.wait_for(process) if all_here else process.wait()
         if code is None:
             say("the launcher had not ended seconds after its last worker, and was killed.")
@@ -121,10 +121,10 @@ def _status(command: Command, output: Output, notes: Path, losses: Losses, signa
 
 
 def first_failure(failed: FailedWorker | None, ends: list[worker_notes.End]) -> worker_notes.End | None:
-    """How the first failed worker has ended; None if no worker has left a note.
+    """How the first failed worker has ended; None if it has left no note.
 
     ``failed``: the worker that the launcher names. If it left no note, as after a signal or os._exit(), it did not fail
-    because of another worker. Launchers end the other workers by SIGTERM, which is not a cause.
+    because of another worker, so it is the first. Launchers end the other workers by SIGTERM, which is not a cause.
     """
     if failed is not None and all(end.rank != failed.rank for end in ends):
         return None

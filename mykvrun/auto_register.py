@@ -1,7 +1,8 @@
 """Makes the store 'mykv' available in programs that do not import kvstore_plugin.
 
 An installation has a file mykv-auto-register.pth, by which Python imports this module when it starts. So this
-module imports nothing, and only puts a finder on ``sys.meta_path``, which compares the names of modules with ``mxnet``.
+module imports only os and sys, and puts a finder on ``sys.meta_path`` that compares the names of modules with
+``mxnet``.
 Before MXNet is imported, the finder makes MXNet work with new releases of numpy (numpy_for_mxnet.py). Then it wraps the
 functions of MXNet that take a store's name. The first use of the name 'mykv', or of a name that can only mean 'mykv',
 imports kvstore_plugin, which handles the name. Until then neither MPI nor mpi4py is imported.
@@ -28,7 +29,7 @@ _replaced = []  # module or class, name of the function, the function, and what 
 
 
 class _Finder:
-    """Finds nothing itself: it delegates to the other finders for MXNet, and watches the end of the import."""
+    """Does not find modules itself: for MXNet it asks the other finders, and replaces the loader by a `_Loader`."""
 
     _is_asking = False
 
@@ -41,7 +42,7 @@ class _Finder:
 
         with contextlib.suppress(ImportError):  # MXNet itself reports that numpy is missing
             numpy_for_mxnet.install()
-        self._is_asking = True  # another finder may query all finders too
+        self._is_asking = True  # another finder may ask all finders, including this one
         try:
             spec = numpy_for_mxnet.found_by_others(self, name, path, target)
         finally:
@@ -52,13 +53,13 @@ class _Finder:
 
 
 class _Loader:
-    """MXNet's loader, which reports the end of the import."""
+    """MXNet's loader, which wraps functions of MXNet at the end of the import."""
 
     def __init__(self, loader):
         self._loader = loader
 
     def __getattr__(self, name):
-        if name == "_loader":  # of a copy, which has no attributes yet
+        if name == "_loader":  # while copy.copy() creates a copy, the copy has no attributes
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -93,7 +94,7 @@ def _watch():
     base.KVStoreBase.kv_registry.setdefault(_NAME, _create)
     for module, name, function, argument, position in _CALLS:
         owner = sys.modules.get(module)
-        owner = getattr(owner, name, None) if name else owner  # MXNet 2 has fewer of them
+        owner = getattr(owner, name, None) if name else owner  # MXNet 2 lacks some classes
         original = None if owner is None else vars(owner).get(function)
         if original is not None:
             substitute = _watched(owner, function, original, argument, position)
@@ -143,7 +144,7 @@ def _import_package():
     try:
         import kvstore_plugin  # noqa: F401
     except BaseException:
-        # A program that catches the error and continues must not train alone at the name's next use.
+        # If the program catches the error and uses the name again, it must get the error again, and not train alone.
         _watch()
         raise
 

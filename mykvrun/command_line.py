@@ -112,12 +112,12 @@ def parse(arguments: list[str]) -> Request:
     Raises
     ------
     LaunchError
-        The options cannot be fulfilled together.
+        An option cannot be fulfilled, or two options exclude each other.
     """
     parser = _parser()
     own, program = _divided(parser, arguments)
     found = parser.parse_args(own)
-    if found.check_build:  # of Horovod: it starts no program
+    if found.check_build:  # Horovod's option, which starts no program
         found.check, program = True, []
         found.workers = found.workers or (None if found.hosts or found.hostfile else 1)
     if not program and not found.check:
@@ -320,7 +320,7 @@ def _add_output(add: Callable[..., Any]) -> None:
 
 
 def _add_hidden(parser: argparse.ArgumentParser) -> None:
-    """Options of horovodrun's command lines only, and those of function_job.py."""
+    """Options that the help does not show, for command lines of horovodrun and for function_job.py."""
 
     def add(*names: str, **settings: Any) -> None:
         parser.add_argument(*names, help=argparse.SUPPRESS, **settings)

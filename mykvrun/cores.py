@@ -20,8 +20,8 @@ def is_bound() -> bool:
 def processors_of_job() -> int:
     """Processors (hardware threads) that the job may use on this host, before a launcher bound its ranks.
 
-    That is the widest affinity of this process's ancestors, up to the launcher and the shell that called it. If the
-    ancestors are outside of a container or batch job, its cpuset is the limit.
+    That is the largest affinity of this process and its ancestors, such as the launcher and the shell that called it.
+    Ancestors outside of the container or batch job may use more processors, so its cpuset is the limit.
     """
     widest = len(os.sched_getaffinity(0))
     pid = os.getpid()
@@ -36,7 +36,7 @@ def processors_of_job() -> int:
 
 
 def _siblings(cpu: int) -> str:
-    """Hardware threads of a processor's core, or only the processor if the kernel does not tell."""
+    """Hardware threads of a processor's core, or only the processor if the kernel does not list them."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
     except OSError:

@@ -1,8 +1,9 @@
 """Filters the workers' and the launcher's messages, so that the first failure stands out.
 
-A traceback of several workers is shown once, with one line for each other worker; so is a warning of mykv. A worker
-whose error names another worker gets one line too, if another worker's traceback was shown before. Launchers' texts
-about a failure are left out, since mykvrun names the failed worker.
+If several workers write the same traceback, it is shown once, with one line for each other worker. If several workers
+write the same warning of mykv, only the first is shown. A worker whose error names another worker gets one line too, if
+another worker's traceback was shown before. Launchers' texts about a failure are left out, since mykvrun names the
+failed worker.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Iterator, NamedTuple, Tuple
 Line = Tuple["int | None", bytes]  # the rank, None for the launcher, and the line with its end
 
 _TRACEBACK = re.compile(rb"(?:  [+|] )*(?:Exception Group )?Traceback \(most recent call last\):\s*")
-# Between the tracebacks of an exception and of its cause.
+# The line between the tracebacks of an exception and of its cause.
 _CHAIN = re.compile(rb"(?:During handling of the above exception|The above exception was the direct cause)")
 _RANK = re.compile(rb"\brank [0-9]+|\b0x[0-9a-f]+")  # parts that differ between the workers' tracebacks
 _WARNING = re.compile(rb"mykv on rank [0-9]+: (?P<text>.+)")
@@ -24,7 +25,7 @@ _LIBRARIES = re.compile(rb"/site-packages/|/kvstore_plugin/|<frozen ")
 _MOST_HELD = 400  # lines
 _MOST_LETTERS = 200
 
-# Open MPI's texts are between two lines of hyphens. The first may follow a progress bar.
+# Open MPI's texts are between two lines of hyphens. A progress bar may precede the hyphens of the first line.
 _HYPHENS = re.compile(rb"(?P<before>(?:.*[^-])?)-{74}\s*")
 _TELLS_FAILURE = re.compile(
     rb"MPI_ABORT was invoked on rank|"
@@ -53,7 +54,7 @@ class Digest:
     def __init__(self) -> None:
         self._seen: list[_Seen] = []
         self._open: dict[int, _Seen] = {}  # the traceback that a rank is writing
-        self._held: dict[int, list[bytes]] = {}  # a traceback that so far equals a shown one
+        self._held: dict[int, list[bytes]] = {}  # a rank's traceback that so far equals a shown traceback
         self._notices: dict[int | None, list[bytes]] = {}
         self._warned: dict[bytes, int] = {}
         self._had_notice: set[int | None] = set()
@@ -73,7 +74,7 @@ class Digest:
         return shown + [line for rank in sorted(self._held) for line in self._released(rank)]
 
     def _without_notices(self, rank: int | None, line: bytes) -> Iterator[Line]:
-        """Leave out the launcher's texts about a failure, which a rank's library may write."""
+        """Leave out the launcher's texts about a failure; a rank's MPI library may write such texts too."""
         hyphens = _HYPHENS.fullmatch(line)
         if rank is None and self._behind in self._notices:  # the text is the launcher's
             self._notices[rank] = self._notices.pop(self._behind)
@@ -137,12 +138,12 @@ class Digest:
             yield from self._released(rank)
 
     def _begins_as_another(self, held: list[bytes]) -> bool:
-        """Whether a shown traceback, possibly incomplete, is so far the same."""
+        """Whether the held lines equal the beginning of a shown traceback, which may be incomplete."""
         lines = [_compared(line) for line in held]
         return any(seen.lines[: len(lines)] == lines[: len(seen.lines)] for seen in self._seen)
 
     def _released(self, rank: int) -> Iterator[Line]:
-        """A held traceback: one line if it equals another or is about other workers, otherwise all of it."""
+        """The lines to show of a held traceback: one if it equals another or is about other workers, otherwise all."""
         held = self._held.pop(rank)
         lines = [_compared(line) for line in held]
         same = next((seen for seen in reversed(self._seen) if seen.lines == lines), None)
@@ -155,7 +156,7 @@ class Digest:
             yield (
                 None,
                 b"mykvrun: rank %d has failed too%s: %s\n" % (rank, _place(held), last),
-            )  # complete, so that mykvrun does not repeat it
+            )  # not shortened: mykvrun would repeat a shortened line at the end
         else:
             self._begin(rank, held[0])
             self._open[rank].lines[:] = lines

@@ -24,7 +24,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 from .hosts import is_this_host, parse_hosts, read_hostfile
 
 FUNCTION, RESULT = "function", "result"
-_END_S = 30.0  # from SIGTERM to SIGKILL
+_END_S = 30.0  # seconds from SIGTERM to SIGKILL
 _FAILED_FIRST = re.compile(r"mykvrun: rank (\d+)\b.* failed first")
 
 
@@ -76,7 +76,7 @@ def run(
         More options of mykvrun, such as ``["--threads", "4", "--max-restarts", "3"]``.
     folder : path, optional
         Folder for function and results while the job runs, shared by all hosts. By default a temporary
-        folder; if there are other hosts, it is made in the current folder.
+        folder; if there are other hosts, it is created in the current folder.
 
     Returns
     -------
@@ -148,7 +148,7 @@ def _by_value(cloudpickle: ModuleType, module: ModuleType | None) -> Iterator[No
 
 def _run_job(options: list[str], folder: Path) -> tuple[int, list[str]]:
     """Run mykvrun until its end, pass on its output, and return its status and its own lines."""
-    reading, writing = os.pipe()  # closes when this process ends
+    reading, writing = os.pipe()  # mykvrun notices that `writing` closes when this process ends
     command = [sys.executable, "-m", "mykvrun", "--caller", str(reading), *options]
     command += ["--", sys.executable, "-m", "mykvrun.function_worker", str(folder)]
     pipe = subprocess.PIPE
@@ -190,7 +190,7 @@ def _environment() -> dict[str, str]:
 
 
 class _Lines:
-    """Copies a process's output to sys.stdout and sys.stderr, which are not files in a notebook."""
+    """Copies a process's output to sys.stdout and sys.stderr: in a notebook, these are not files to inherit."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout and process.stderr

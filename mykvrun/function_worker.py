@@ -22,7 +22,7 @@ def main(folder: Path) -> None:
     file = folder / f"{RESULT}.{rank}"
     try:
         path, data = pickle.loads((folder / FUNCTION).read_bytes())
-        file.unlink(missing_ok=True)  # of an attempt before a restart
+        file.unlink(missing_ok=True)  # the result of an attempt before a restart
     except FileNotFoundError:
         sys.exit(f"mykv.run: {folder} is not on this host. Give folder=, a folder that all hosts share.")
     sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
         function, args, kwargs = pickle.loads(data)
         _write(file, Result(function(*args, **kwargs), None, "", time.time()), cloudpickle)
     except Exception as error:
-        within = error.__traceback__.tb_next if error.__traceback__ else None  # without this function
+        within = error.__traceback__.tb_next if error.__traceback__ else None  # without the frame of main()
         text = "".join(traceback.format_exception(type(error), error, within))
         failed = Result(None, error, text, time.time())
         try:

@@ -31,7 +31,7 @@ class Job:
     hosts : list of Host
         Hosts; empty: this host, or those of Slurm's allocation.
     cores_per_worker : int or None
-        Cores that each worker is bound to; None: its share of this host if all workers run here.
+        Cores that each worker is bound to; None: its share of this host's cores, if all workers run on this host.
     threads : int or None
         OMP_NUM_THREADS of each worker; None: from the user's environment, otherwise the number of its cores.
     variables : dict
@@ -97,8 +97,8 @@ class Job:
     def bound_cores(self) -> int | None:
         """Cores that each worker is bound to, or None if workers are not bound.
 
-        Without ``cores_per_worker`` they are bound only if that is safe: all on this host, with at least a core each,
-        and if this process may use the whole host.
+        Without ``cores_per_worker``, workers are bound only if all of them run on this host, each gets at least one
+        core, and this process may use the whole host.
         """
         if self.cores_per_worker:
             return self.cores_per_worker
@@ -106,7 +106,7 @@ class Job:
         return share if self.is_local and share >= 1 and not is_bound() else None
 
     def outnumbers_cores(self) -> bool:
-        """Whether a host gets more workers than this one has cores."""
+        """Whether the workers of a host need more cores than this host has."""
         return self.most_on_a_host() * (self.cores_per_worker or 1) > usable_cores()
 
     def share_of_cores(self) -> int:
@@ -114,13 +114,13 @@ class Job:
         return self.cores_per_worker or max(1, usable_cores() // self.most_on_a_host())
 
     def environment(self, cores: int | None, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Variables for workers in addition to those of ``base``. ``cores``: of a worker, None if unknown."""
+        """Variables for workers in addition to those of ``base``. ``cores``: cores per worker, None if unknown."""
         threads = self.threads or (None if "OMP_NUM_THREADS" in base else cores)
         added = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         added.update((name, value) for name, value in self.variables.items() if value is not None)
         return added
 
     def forwarded(self, added: Iterable[str], base: Mapping[str, str] = os.environ) -> list[str]:
-        """Names of the variables passed to workers of other hosts, in order. ``added``: those of `environment`."""
+        """Sorted names of the variables passed to workers of other hosts; ``added``: names from `environment`."""
         names = {name for name in base if name.startswith(_PREFIXES) or name in _NAMES}
         return sorted({*names, *added, *self.variables})

@@ -25,7 +25,7 @@ from .restarts import Restarts
 from .shown_ranks import ShownRanks
 from .signals import EndSignals, end_with_caller
 
-# Options of mpirun and srun for their output, which may occur only once.
+# Options of mpirun and srun for the workers' output. Each option may occur only once.
 _OUTPUT = ("output", "tag-output", "prepend-rank", "prepend-pattern", "label", "l", "unbuffered", "u")
 
 # Variables of Slurm, PBS, LSF and Grid Engine, from which mpirun itself learns the hosts.
@@ -71,7 +71,7 @@ def _run(job: Job, mpi: Mpi, request: Request, again: Restarts) -> int:
                 now = reachable.on_hosts_that_answer(job, request.min_workers) if request.min_workers else job
             except reachable.TooFewHosts as error:
                 return Ended(1, str(error), may_mend=True)
-            if again.most or restarts.VARIABLE in os.environ:  # the latter belongs to the job around this one
+            if again.most or restarts.VARIABLE in os.environ:  # the variable may be that of an outer job
                 now = replace(now, variables={**now.variables, restarts.VARIABLE: str(number)})
             return _attempt(now, mpi, request, number, losses, signals)
 
@@ -79,7 +79,7 @@ def _run(job: Job, mpi: Mpi, request: Request, again: Restarts) -> int:
 
 
 def _all_here(job: Job) -> bool:
-    """Whether certainly no worker runs on another host, as the user's options or an allocation may let mpirun do."""
+    """Whether all workers certainly run on this host: the user's options or an allocation may add other hosts."""
     return job.is_local and not job.mpi_arguments and not any(name in os.environ for name in _ALLOCATIONS)
 
 

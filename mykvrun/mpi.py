@@ -13,7 +13,7 @@ from .errors import LaunchError
 
 OPEN_MPI, MPICH, INTEL_MPI = "Open MPI", "MPICH", "Intel MPI"
 
-# Loads the library without starting MPI, and prints its version and its file.
+# A program that loads the MPI library of mpi4py without starting MPI, and prints the library's version and file.
 _ASK_MPI4PY = """
 import mpi4py
 mpi4py.rc.initialize = False

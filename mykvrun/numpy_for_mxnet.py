@@ -1,9 +1,9 @@
 """Makes MXNet, which was written for numpy 1.23 and Python 3.11, work with later releases of both.
 
 MXNet uses names that numpy has removed since, and the module distutils, which Python 3.12 removed. Only MXNet's modules
-get them here: numpy's own namespace does not change, since other packages test its contents (``hasattr(numpy,
-"NaN")``). install() puts a finder on ``sys.meta_path`` that runs MXNet's modules with their own ``__import__``. In them
-``import numpy`` returns a proxy of numpy with the removed names.
+get these names and distutils here: numpy's own namespace does not change, since other packages test its contents
+(``hasattr(numpy, "NaN")``). install() puts a finder on ``sys.meta_path`` that runs MXNet's modules with their own
+``__import__``. In them ``import numpy`` returns a proxy of numpy with the removed names.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import types
 from importlib import machinery
 from typing import Any
 
-# Aliases that numpy 1.24 or 2.0 has removed, with their targets. numpy.bool returned in 2.0 as another type, and MXNet
-# exports it as mx.np.bool.
+# Aliases that numpy 1.24 or 2.0 has removed, with their targets. numpy 2.0 has numpy.bool again, but as another type;
+# MXNet exports the alias as mx.np.bool.
 _TYPES = {"bool": bool, "int": int, "float": float, "complex": complex, "object": object, "str": str}
 _NUMBERS = {
     "PZERO": 0.0,
@@ -42,7 +42,7 @@ _FINANCIAL = ("fv", "ipmt", "irr", "mirr", "nper", "npv", "pmt", "ppmt", "pv", "
 
 
 def _own_functions(numpy: Any) -> dict[str, Any]:
-    """Removed functions for which an alias does not suffice. They behave as numpy 1.23's, also for MXNet's arrays."""
+    """Removed functions for which an alias does not suffice. They behave as in numpy 1.23, and take MXNet's arrays."""
 
     # numpy would dispatch calls with mx.np arrays to MXNet, which has its own functions under some of these names.
     def host(array: Any) -> Any:
@@ -80,7 +80,7 @@ def _replaced_functions(numpy: Any) -> dict[str, Any]:
     def array(source: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         try:
             return numpy.array(source, dtype, *args, **kwargs)
-        except OverflowError:  # numpy 1 takes an integer modulo 2 to the power of the type's bits
+        except OverflowError:  # numpy 1 wraps integers that do not fit the type
             return numpy.array(numpy.array(source).astype(dtype), None, *args, **kwargs)
 
     def with_interpolation(name: str) -> Any:
@@ -102,17 +102,17 @@ def _is_2(numpy: Any) -> bool:
 
 
 def _as_array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
-    """The method __array__ of NDArray, which has none.
+    """The method __array__ for NDArray, which lacks it.
 
-    Without it, numpy 1 makes an array of objects from an NDArray, by its length and items. numpy 2 cannot, so
-    numpy.array_equal() of equal NDArrays would be False.
+    Without this method, numpy 1 creates an array of objects from an NDArray, by its length and items. numpy 2 cannot do
+    so, and numpy.array_equal() of equal NDArrays would be False.
     """
     array = self.asnumpy()
     return array if dtype is None else array.astype(dtype, copy=False)
 
 
 def _core() -> dict[str, Any]:
-    """The parts of numpy.core that MXNet uses, for releases that have moved them and warn about numpy.core."""
+    """The parts of numpy.core that MXNet uses, for releases of numpy that have moved them."""
     try:
         from numpy.lib.array_utils import normalize_axis_tuple
     except ImportError:  # numpy 1
@@ -136,7 +136,7 @@ def names(numpy: Any) -> dict[str, Any]:
     found = {"compat": compat, **_NUMBERS, **_own_functions(numpy)}
     found.update({name: _removed_in_1_20(name) for name in _FINANCIAL})
     for name, present in _ALIASES.items():
-        if hasattr(numpy, present):  # numpy.trapezoid is as old as 2.0
+        if hasattr(numpy, present):  # numpy.trapezoid exists only since 2.0
             found[name] = getattr(numpy, present)
     own = vars(numpy)
     missing = {name: value for name, value in found.items() if name not in own}
@@ -206,7 +206,7 @@ class _Sum:
         del vars(metric)[self._name]
 
 
-# Modules that convert operators' arguments to text, and those of the metrics, in MXNet 1.9 and 2.0.
+# Modules that convert operators' arguments to text, and modules of the metrics, in MXNet 1.9 and 2.0.
 _TEXTS = ("mxnet._ctypes.ndarray", "mxnet._ctypes.symbol", "mxnet._ctypes.cached_op", "mxnet.symbol.symbol")
 _METRICS = ("mxnet.metric", "mxnet.gluon.metric")
 _SUMS = ("sum_metric", "global_sum_metric")
@@ -236,10 +236,10 @@ def _distutils() -> types.ModuleType:
 
 
 class _Finder:
-    """Finds nothing itself: delegates to the other finders for MXNet's modules, and gives these other builtins."""
+    """Does not find modules itself: asks the other finders for MXNet's modules, and gives these other builtins."""
 
     def __init__(self) -> None:
-        self._asked: set[str] = set()  # names being searched: another finder may query all finders too
+        self._asked: set[str] = set()  # names being searched: another finder may ask all finders, even this
         self._front: types.ModuleType | None = None
         self._distutils = _distutils()
         self._builtins: dict[str, Any] | None = None
@@ -272,7 +272,7 @@ class _Finder:
         return self._in_front_of(module) if module is sys.modules.get("numpy") else module
 
     def replace_numpy(self) -> None:
-        """Give the proxy to modules of MXNet that another loader has run: pytest's, for mxnet/test_utils.py."""
+        """Give the proxy to modules of MXNet that another loader has run, as pytest's runs mxnet/test_utils.py."""
         numpy = sys.modules.get("numpy")
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] == "mxnet" and numpy is not None:
@@ -287,14 +287,14 @@ class _Finder:
 
 
 class _Loader:
-    """The loader of a module of MXNet, which gives it other builtins before it runs."""
+    """The loader of a module of MXNet: gives the module other builtins before the module runs."""
 
     def __init__(self, loader: Any, finder: _Finder) -> None:
         self._loader = loader
         self._finder = finder
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_loader", "_finder"):  # of a copy, which has no attributes yet
+        if name in ("_loader", "_finder"):  # while copy.copy() creates a copy, the copy has no attributes
             raise AttributeError(name)
         return getattr(self._loader, name)
 

@@ -1,4 +1,4 @@
-"""The workers' output: passed on as it arrives, and kept for the end of the job."""
+"""The workers' output: mykvrun shows it as it arrives, and keeps the last lines for the end of the job."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _MISTAKE = re.compile(
     r"execvp error on file|unrecognized argument|"  # MPICH, Intel MPI
     r"srun: error: .*execve\(\):|srun: unrecognized option"  # Slurm
 )
-# Open MPI; "improperly" follows.
+# Open MPI's text about a process that left the others; the word "improperly" follows.
 _LEFT_OTHERS = re.compile(r"process rank [0-9]+ with PID [0-9]+ on node \S+ exiting\b")
 
 
-# The line before and after a text of Open MPI. It may follow a progress bar, which does not end with a newline.
+# The line before and after a text of Open MPI. The hyphens may follow a progress bar, which has no newline at its end.
 _LINE_OF_HYPHENS = re.compile(r"(?P<before>(?:.*[^-])?)-{74}")
 
 
 class FailedWorker(NamedTuple):
-    """The worker that ended first: its rank, and its host if the launcher tells ('' otherwise)."""
+    """The worker that ended first: its rank, and its host if the launcher names it ('' otherwise)."""
 
     rank: int
     host: str
@@ -51,22 +51,22 @@ class Marks(NamedTuple):
     """How a launcher marks a rank's output."""
 
     mark: re.Pattern[bytes]  # its first group is the rank
-    beginning: re.Pattern[bytes]  # of a possible mark at the end of the data
+    beginning: re.Pattern[bytes]  # matches the beginning of a mark at the end of the data
     in_lines: bool  # marks also occur within a line: each piece of output is marked
     lasts: bool  # a mark covers all lines up to the next mark
 
 
 def _marks(*atoms: bytes, in_lines: bool, lasts: bool = False) -> Marks:
-    """Marks that consist of atoms; each prefix of an atom matches the atom."""
+    """Marks of several atoms. Each atom is a pattern that also matches every prefix of its text, such as [0-9]+."""
     beginning = functools.reduce(lambda inner, atom: atom + b"(?:" + inner + b")?", reversed(atoms))
     mark = b"".join(atoms)
     return Marks(re.compile(mark if in_lines else b"(?m)^" + mark), re.compile(beginning + rb"\Z"), in_lines, lasts)
 
 
 _END = (rb"\]", b"<", b"s", b"t", b"d", b"[a-z]+", b">", b":")
-# "[prterun-host-123@1,3]<stderr>: text" of Open MPI 5, by tag-fullname, since a worker writes no such word. The mark
-# may follow another worker's unfinished line. Open MPI joins lines unless told otherwise; depending on the release,
-# each line of a piece is marked then, or only the piece.
+# "[prterun-host-123@1,3]<stderr>: text" of Open MPI 5, with its option tag-fullname: workers do not write such a word.
+# The mark may follow another worker's unfinished line. Without its option raw, Open MPI passes on whole lines. With raw
+# it passes on pieces; depending on the release, it marks each line of a piece, or only the piece.
 _OPEN_MPI_5 = (rb"\[", rb"[A-Za-z0-9_.-]+", b"@", b"[0-9]+", b",", b"([0-9]+)", *_END, b" ")
 OPEN_MPI_LINES = _marks(*_OPEN_MPI_5, in_lines=True)
 OPEN_MPI_PIECES = _marks(*_OPEN_MPI_5, in_lines=True, lasts=True)
@@ -131,7 +131,7 @@ class Output:
 
     def take(self, rank: int | None, line: bytes, stream: str) -> bytes:
         """Keep a line of a rank, or of the launcher (None), and return the text to show."""
-        # Open MPI's texts end with a NUL after their last line, and workers may write between the two.
+        # Open MPI's texts end with a NUL after their last line; workers' output may come between this line and the NUL.
         self._had_text = self._had_text or (stream == "stderr" and b"-" * 74 in line)
         if self._had_text and stream == "stderr" and line.startswith(b"\0"):
             line = line.lstrip(b"\0")
@@ -161,7 +161,7 @@ class Output:
         return b"".join(shown)
 
     def _remember(self, rank: int, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]  # as in a terminal with progress bars
+        text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]  # what a terminal shows
         hyphens = _LINE_OF_HYPHENS.fullmatch(text)
         own = hyphens["before"] if hyphens else text
         if own.strip(" \t") and rank not in self._in_notice:
@@ -210,7 +210,7 @@ class Stream:
 
     def __init__(self, output: Output, name: str, moves: bool) -> None:
         self._output, self._name, self._moves = output, name, moves and not output.changes_lines
-        self._unread = b""  # may be the beginning of a mark
+        self._unread = b""  # data that may be the beginning of a mark
         self._rank: int | None = None  # the rank whose line the next piece continues
         self._open: dict[int | None, bytes] = {}  # lines that have not ended
         self._shown: dict[int | None, int] = {}  # shown length of these lines
@@ -243,7 +243,7 @@ class Stream:
         return data[:end], data[end:]
 
     def _pieces(self, data: bytes) -> Iterator[tuple[int | None, bytes]]:
-        """Pieces with their ranks; None for the launcher's."""
+        """Pieces of output with their ranks; None for pieces of the launcher."""
         marks = self._output.marks
         start = 0
         for mark in marks.mark.finditer(data) if marks else ():
@@ -285,7 +285,7 @@ def _lines(data: bytes) -> list[bytes]:
 
 
 def relay(source: BinaryIO, sink: Sink, stream: Stream) -> None:
-    """Copy what a launcher writes until its end, as ``stream`` returns it."""
+    """Read a launcher's output until its end, and write to ``sink`` what ``stream`` returns for it."""
     while True:
         some = source.read1(65536)  # type: ignore[attr-defined]
         sink.write(stream.take(some))

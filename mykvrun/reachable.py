@@ -13,7 +13,7 @@ from .job import Job
 from .messages import say
 
 _WAIT_S = 15.0
-# One word each, as ssh accepts them too. A host that asks for a password cannot be used by a launcher either.
+# ssh accepts these options as single words. A launcher cannot use a host that asks for a password either.
 _OPTIONS = ("-oBatchMode=yes", "-oConnectTimeout=10")
 
 

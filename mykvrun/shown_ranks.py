@@ -17,7 +17,7 @@ _ERROR = re.compile(
     re.IGNORECASE,
 )
 _TRACEBACK = b"Traceback (most recent call last):"  # may follow a progress bar
-# A progress bar, in which a value may be named, say, error, or a log line about a metric.
+# Lines that are not errors, although they may contain such words: progress bars, and log lines of these levels.
 _IS_NO_ERROR = re.compile(rb"\r.|\b(?:DEBUG|INFO)\b")
 
 

@@ -1,4 +1,4 @@
-"""Signals that end a job: they are passed to the launcher, and prevent restarts."""
+"""Signals that end a job: mykvrun passes them to the launcher, and does not restart the job afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import Iterator
 from . import sinks
 from .messages import is_terminal
 
-# SIGTERM and SIGHUP: the launcher ends its workers. SIGQUIT would end the launcher alone.
+# For each signal to mykvrun, the signal to the launcher. After SIGTERM and SIGHUP the launcher ends its workers.
+# SIGQUIT would end only the launcher.
 _SENT_AS = {
     signal.SIGTERM: signal.SIGTERM,
     signal.SIGHUP: signal.SIGHUP,
@@ -26,7 +27,7 @@ _LOOK_S = 0.1
 
 
 def end_with_caller(descriptor: int) -> None:
-    """End the job by SIGTERM when the other end of a pipe is closed, for example by the end of its process."""
+    """End the job by SIGTERM when the other end of a pipe is closed, for example because its process has ended."""
 
     def wait() -> None:
         with contextlib.suppress(OSError):
@@ -37,7 +38,7 @@ def end_with_caller(descriptor: int) -> None:
 
 
 class EndSignals:
-    """Catches these signals while it is used as a context manager.
+    """Context manager that catches the signals of `_SENT_AS`.
 
     Attributes
     ----------

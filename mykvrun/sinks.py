@@ -1,4 +1,4 @@
-"""Destinations of output. A full or failed sink never stops the reading: workers would block in their next write."""
+"""Destinations of output. A sink that has failed does not stop mykvrun from reading, so that workers do not block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import BinaryIO, Callable, TextIO
 _LOOK_S = 0.1
 _UNREAD_S = 1.0
 
-is_ending = False  # whether a signal ends the job: then no write waits for a stalled reader
+is_ending = False  # whether a signal ends the job: then writes do not wait for a stalled reader
 
 Loss = Callable[[str, OSError], None]  # called with the sink's name and the error
 
@@ -25,7 +25,7 @@ class Sink:
     file : BinaryIO or None
         Unbuffered; None: output is dropped.
     name : str
-        The user's name for it.
+        The name for the user.
     on_loss : callable
         Called with the first error. A full disk may have room again, so later writes are still tried.
     """
@@ -50,7 +50,7 @@ class Sink:
             return cls(None, str(path), on_loss)
 
     def write(self, data: bytes) -> None:
-        """Write all of it; after an error the rest is lost."""
+        """Write all of the data; after an error the rest is lost."""
         if self._file is None:
             return
         try:
@@ -77,7 +77,7 @@ def raw(stream: TextIO) -> BinaryIO:
 
 
 class Unread(OSError):
-    """The reader of a pipe is stalled, and the job ends."""
+    """The reader of a pipe is stalled while the job ends."""
 
 
 def write_all(file: BinaryIO, data: bytes) -> None:
@@ -99,8 +99,8 @@ def write_all(file: BinaryIO, data: bytes) -> None:
                 raise Unread(errno.EAGAIN, "its reader takes nothing")
             continue
         waited = 0.0
-        # At most the size that a pipe with room accepts without blocking. None: another program has made the file
-        # non-blocking.
+        # Write up to PIPE_BUF bytes, which a writable pipe accepts without blocking. write() returns None if another
+        # program has set the file to non-blocking.
         left = left[file.write(left[: select.PIPE_BUF]) or 0 :]
 
 

@@ -1,7 +1,7 @@
 """Notes of workers for mykvrun: small files in a folder of mykvrun, given in the variable MYKVRUN_FOLDER.
 
 ============= ======================================================================================================
-file          a worker makes it
+file          a worker writes it
 ============= ======================================================================================================
 joined.RANK   at the end of init()
 end.RANK      before it ends: a line of JSON, ``{"status": 3, "how": "sys.exit(3)", "time": 4321.5}``
@@ -11,9 +11,9 @@ mykvrun returns the status of the earliest end that is not 0, and names its work
 
 For callers of these functions (kvstore_plugin/world/):
 
-- tell_end() comes where nothing can stop the end any more (an exit handler, the excepthook, before MPI_Abort), and
-  before the other workers can learn of it, since the earliest end is the first cause. A worker that fails because
-  another worker has ended calls it too: its time is later.
+- Call tell_end() where nothing can stop the worker's end any more (an exit handler, the excepthook, before MPI_Abort),
+  and before other workers can learn of this end: mykvrun considers the earliest end to be the cause. A worker that
+  fails because another worker has ended calls tell_end() too, at a later time.
 - The first note of each kind stays. So a worker may call tell_end() at several places.
 - No function raises or waits. Without the folder (mpirun without mykvrun, workers of other hosts) and in a forked
   child each does nothing.
@@ -69,7 +69,7 @@ def _write(kind: str, text: str) -> None:
     rank = rank_in(os.environ)
     if not folder or rank is None or os.getpid() != _process:
         return
-    # Atomic, since mykvrun may read it at any time.
+    # Write atomically, since mykvrun may read the file at any time.
     unfinished = f"{folder}/.{kind}.{rank}.{_process}"
     with contextlib.suppress(OSError, UnicodeError):
         Path(unfinished).write_text(text, encoding="utf-8", errors="replace")

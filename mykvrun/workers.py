@@ -1,7 +1,7 @@
 """Ends the launcher and this host's workers if mykvrun or the launcher is killed.
 
-Only the launcher is a child of mykvrun. Workers are below it: below mpirun of Open MPI, and with MPICH and Intel MPI
-below the processes of Hydra. Orphans become children of mykvrun, a subreaper.
+Only the launcher is a child of mykvrun. Workers are descendants of the launcher: of Open MPI's mpirun, or of Hydra's
+processes with MPICH and Intel MPI. Workers whose parent has ended become children of mykvrun, which is a subreaper.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Iterator
 
 _PAUSE_S = 0.5
-_ORPHANS_S = 5.0  # from SIGTERM to SIGKILL
-_KILLED_S = 10.0  # wait after SIGKILL: a process may be in disk wait
-_WITHOUT_WORKERS_S = 5.0  # for which a launcher may go on after its last worker has ended
+_ORPHANS_S = 5.0  # seconds from SIGTERM to SIGKILL
+_KILLED_S = 10.0  # seconds to wait after SIGKILL, since a process may be waiting for a disk
+_WITHOUT_WORKERS_S = 5.0  # how long a launcher may continue after its last worker has ended
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -31,9 +31,9 @@ def adopt_orphans() -> None:
 def guarded(launcher: subprocess.Popen[bytes]) -> Iterator[int]:
     """End the launcher by SIGTERM if this process ends first in any way, even by SIGKILL.
 
-    A small guard process, whose id is returned, waits for that. PR_SET_PDEATHSIG does not suffice: the kernel sends
-    that signal once per thread of a killed process, and after a second SIGTERM Open MPI's launcher ends without its
-    workers.
+    A small guard process, whose id is returned, waits for this process to end. PR_SET_PDEATHSIG does not suffice: the
+    kernel sends that signal once per thread of a killed process, and after a second SIGTERM Open MPI's launcher ends
+    without ending its workers.
     """
     assert launcher.stdout and launcher.stderr
     reading, writing = os.pipe()
@@ -60,7 +60,7 @@ def _guard(launcher: int, reading: int, others: list[int]) -> None:
             os.dup2(nothing, descriptor)
         for descriptor in others:
             os.close(descriptor)
-        if not os.read(reading, 1):  # the end, without a message from mykvrun
+        if not os.read(reading, 1):  # the pipe was closed without a byte: mykvrun was killed
             os.kill(launcher, signal.SIGTERM)
     finally:
         os._exit(0)
@@ -107,7 +107,7 @@ def end_orphans(but: int | None = None) -> None:
 
 
 def _below(pid: int) -> Iterator[int]:
-    """Process ids of the children of a process that have not ended, and of their children."""
+    """Process ids of the descendants of a process that have not ended."""
     for child in _children_of(pid):
         if not _is_zombie(child):
             yield child

@@ -1,9 +1,9 @@
 """``python -m kvstore_plugin.selftest``: reports installed software, and tests it; gives advice about problems.
 
-Run it first on a new machine, alone and under mpirun; rank 0 prints. It has to work on a broken installation, so MXNet,
-mpi4py and the core are not imported before it is known that they are installed, and a time limit ends deadlocks.
+Run it first on a new machine, alone and under mpirun; rank 0 prints. It has to work on a broken installation, so it
+catches failures to import MXNet, mpi4py or the core, and a time limit ends deadlocks.
 
-Exit code 0: all checks passed, perhaps slower than possible. 1: something is wrong, and advice is printed.
+Exit code 0: all checks passed, although something may be slow. 1: something is wrong, and advice is printed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..world import gpu_libraries, launch_checks, log_prefix, process, settings,
 from . import gpu as selftest_gpu
 
 _LIMIT = 120.0  # seconds for everything after the launch
-_HEAD_START = 10.0  # seconds for rank 0's report if the installation is broken
+_HEAD_START = 10.0  # seconds that other ranks wait before they exit, so that rank 0 can report first
 _LATENCY_BYTES, _LATENCY_TURNS = 4 << 10, 200
 _BANDWIDTH_BYTES, _BANDWIDTH_TURNS = 64 << 20, 5
 _DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
@@ -51,7 +51,7 @@ class Findings(logging.Handler):
         self.slow: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """The package warns through its logger, for example of a narrow binding."""
+        """Record a warning of the package, for example of a narrow binding, as a cause of slowness."""
         self.slow.append(record.getMessage())
 
     @contextlib.contextmanager
@@ -118,7 +118,7 @@ def main() -> int:
         found.wrong += gpu_libraries.unusable()
     if with_gpu:
         selftest_gpu.look(found)
-    if found.wrong:  # MPI may not even start, so other ranks cannot be asked
+    if found.wrong:  # MPI may not start, so the ranks cannot exchange their findings
         return _report_alone(found, stages)
 
     stages.begin("the start of MPI and the meeting of the ranks (init)")
@@ -196,7 +196,7 @@ def look_at_machine(found: Findings) -> None:
     try:
         os.close(os.memfd_create("mykv-selftest"))
         found.facts["shared memory"] = "memfd works"
-    except (AttributeError, OSError) as error:  # Python built on a libc without it, or a sandbox that forbids it
+    except (AttributeError, OSError) as error:  # Python's libc lacks memfd_create, or a sandbox forbids it
         found.facts["shared memory"] = f"memfd does not work ({error})"
         found.wrong.append(f"memfd_create fails ({error}): allow it in the sandbox, or use Linux 3.17 or newer.")
 
@@ -239,7 +239,7 @@ def measure() -> dict[str, str]:
     for count, turns in ((_LATENCY_BYTES, _LATENCY_TURNS), (_BANDWIDTH_BYTES, _BANDWIDTH_TURNS)):
         array = np.zeros(count // 4, dtype="float32")
         times = [_timed(lambda array=array: _sum(array)) for _ in range(turns + 1)]
-        seconds[count] = statistics.median(times[1:])  # the first turn touches fresh memory
+        seconds[count] = statistics.median(times[1:])  # the first includes page faults of new memory
     small, large = seconds[_LATENCY_BYTES], seconds[_BANDWIDTH_BYTES]
     return {
         "allreduce of 4 KB": f"{small * 1e6:.0f} us",
@@ -335,7 +335,7 @@ def _launcher_rank(variables: tuple[str, ...]) -> int:
 
 
 def _report_alone(found: Findings, stages: _Stages) -> int:
-    """Report without communication: rank 0 in full, the first rank of each other host one line per finding."""
+    """Report without communication: rank 0 prints all, the first rank of each other host one line per mistake."""
     stages.end()
     if _launcher_rank(_RANK) == 0:
         _print(found)

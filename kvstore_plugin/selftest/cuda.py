@@ -1,4 +1,4 @@
-"""Memory and streams of GPUs for the self-test, with the core's CUDA runtime."""
+"""Memory and streams of GPUs for the self-test, created by the CUDA runtime that the core uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def call(function: str, *arguments: Any) -> None:
     Raises
     ------
     RuntimeError
-        The function fails; the message has CUDA's name of the error.
+        The function fails; the message contains CUDA's name for the error.
     """
     runtime = _runtime()
     code = getattr(runtime, function)(*arguments)
@@ -46,7 +46,7 @@ class Stream:
         self.device = device
         self._handle = ctypes.c_void_p()
         call("cudaSetDevice", device)
-        call("cudaStreamCreateWithFlags", ctypes.byref(self._handle), 1)  # not ordered after the default stream
+        call("cudaStreamCreateWithFlags", ctypes.byref(self._handle), 1)  # cudaStreamNonBlocking
 
     @property
     def address(self) -> int:
@@ -95,17 +95,17 @@ class DeviceArray:
         values = np.ascontiguousarray(values)
         size = ctypes.c_size_t(self.nbytes)
         call("cudaMemcpy", self._memory, values.ctypes.data_as(ctypes.c_void_p), size, _HOST_TO_DEVICE)
-        call("cudaStreamSynchronize", None)  # cudaMemcpy may return while small arrays are on their way to the GPU
+        call("cudaStreamSynchronize", None)  # cudaMemcpy may return before a small array has reached the GPU
 
     def numpy(self) -> np.ndarray:
-        """A copy of the values, after all work in the GPU's default stream."""
+        """A copy of the values in host memory, made after all work in the GPU's default stream."""
         values = np.empty(self.shape, self.dtype)
         size = ctypes.c_size_t(self.nbytes)
         call("cudaMemcpy", values.ctypes.data_as(ctypes.c_void_p), self._memory, size, _DEVICE_TO_HOST)
         return values
 
     def copy_from(self, other: DeviceArray, stream: Stream) -> None:
-        """Push a copy from another array of this GPU into a stream."""
+        """Enqueue in a stream a copy from another array of the same GPU into this array."""
         size = ctypes.c_size_t(self.nbytes)
         handle = ctypes.c_void_p(stream.address)
         call("cudaSetDevice", self.device)

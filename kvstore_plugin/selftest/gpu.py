@@ -1,8 +1,8 @@
 """``python -m kvstore_plugin.selftest --gpu``: tests reductions of arrays on GPUs, and measures their speed.
 
-It needs a GPU and the core, but neither MXNet nor another package for GPU arrays. Alone it uses one GPU. Under mpirun
-each rank uses its own GPU. If there are fewer GPUs than ranks, ranks share a GPU, which NCCL does not allow: then the
-arrays go through host memory, as with MYKV_GPU=host.
+It needs a GPU and the core, but neither MXNet nor another package for GPU arrays. Without a launcher it uses one GPU.
+Under mpirun each rank uses its own GPU. If there are fewer GPUs than ranks, ranks share a GPU, which NCCL does not
+allow: then the arrays go through host memory, as with MYKV_GPU=host.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _nccl_version(number: int) -> str:
 
 
 def check(findings: Any) -> None:
-    """Test this rank's GPU together with the other ranks' GPUs: results, order behind streams, speed."""
+    """Test this rank's GPU together with the other ranks' GPUs: results, waiting for streams, speed."""
     device = own_gpus()[0]
     _, by_nccl, reason, _ = process.core.gpu_road()
     findings.facts["road of GPU arrays"] = "NCCL" if by_nccl else f"through host memory: {reason}"
@@ -98,7 +98,7 @@ def _check_sizes(dtype: str, op: str, device: int) -> int:
 
 
 def _check_order(device: int) -> None:
-    """Test that an operation waits for its stream: here the stream writes the values late, after long copies."""
+    """Test that an operation waits for earlier work in its stream: here, for many copies of values into the array."""
     count, rank, size = _ORDER_ELEMENTS, process.rank(), process.size()
     source = DeviceArray(np.full(count, rank + 1, dtype="float32"), device)
     array = DeviceArray(np.zeros(count, dtype="float32"), device)
@@ -177,7 +177,7 @@ class _UniqueId(ctypes.Structure):
 
 
 class _DirectNccl:
-    """Direct calls of NCCL, for comparison, with a communicator of all ranks."""
+    """Calls NCCL without the core, to compare the speed; its communicator has all ranks."""
 
     def __init__(self, device: int) -> None:
         from mpi4py import MPI

@@ -3,9 +3,9 @@
 The content goes to a temporary file in the same directory, which is synchronized to the disk and then takes the name of
 the old file (rename(2), POSIX.1-2017: any other process sees the old file or the new file).
 
-If the file system supports it, a temporary file has no name until it is complete. It is locked (flock(2)) as long as it
-has a temporary name. So the next process that writes the same file recognizes the leftovers of a killed process, and
-removes them.
+If the file system supports it, a temporary file has no name until it is complete. The writing process locks it
+(flock(2)) as long as it has a temporary name. So the next process that writes the same file recognizes files that a
+killed process has left, which are not locked, and removes them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _replace(target: str, fill: Callable[[BinaryIO], None]) -> None:
             file.flush()
             os.fsync(file.fileno())
             if is_nameless:
-                # linkat(2) cannot replace a file, so os.replace() renames it in a second step.
+                # linkat(2) cannot replace a file: the new file gets a temporary name, and os.replace() renames it.
                 os.link(f"/proc/self/fd/{file.fileno()}", temporary, src_dir_fd=file.fileno(), follow_symlinks=True)
             os.replace(temporary, target)
     except BaseException:
@@ -92,7 +92,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _named(temporary: str, permissions: int) -> int:
-    """A new locked file with the name `temporary`; retried if a process removed it before it was locked."""
+    """A new locked file with the name `temporary`; retried if another process removed the file before the lock."""
     while True:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions)
         _lock(descriptor)
@@ -102,7 +102,7 @@ def _named(temporary: str, permissions: int) -> int:
 
 
 def _remove_leftovers(directory: str, name: str) -> None:
-    """Remove temporary files of killed processes, which hold no lock any more."""
+    """Remove temporary files of killed processes: these files are not locked."""
     pattern = re.compile(re.escape(f".{name[:200]}.") + r"\d+\.[0-9a-f]{8}\.tmp")
     with contextlib.suppress(OSError):
         for entry in os.listdir(directory or "."):
@@ -119,9 +119,9 @@ def _remove_leftovers(directory: str, name: str) -> None:
 
 
 def _nameless(directory: str, permissions: int) -> int | None:
-    """A file without a name, which ends with this process: a killed process leaves nothing behind.
+    """A file without a name, which the kernel deletes if this process is killed.
 
-    None if the file system has no such files (NFS), or /proc is missing.
+    None if the file system does not support such files (NFS), or /proc is missing.
     """
     if not os.path.isdir("/proc/self/fd"):
         return None

@@ -3,7 +3,7 @@
 The first worker writes and reads the file. The file holds whole states, not shards, so any number of workers can load
 it, or a Trainer without a store. States are sent one array at a time, and only the first worker holds all states.
 
-No state changes before all workers know that no step can fail any more.
+No worker replaces its states before all workers know that every part of the call has succeeded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .atomic_file import write as write_whole
 from .optimizer import StoreOptimizer
 from .partition import Shard
 
-_ROOT = 0  # rank in the process set of the worker with the file
+_ROOT = 0  # rank, within the process set, of the worker that reads and writes the file
 
 _ADVICE = (
     "With the optimizer on the store, as a stock Trainer has it by default, its save_states() and load_states() make "
@@ -41,7 +41,7 @@ def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer
     scope : str
         The prefix of the operations' names.
     fname : str
-        Only the first worker's is used.
+        Only the first worker's value is used.
     dump_optimizer : bool
         Whether the optimizer is written too, with its settings, scheduler and counts of updates.
 
@@ -50,8 +50,8 @@ def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer
     OSError
         On the first worker: the file cannot be written, and is unchanged.
     MXNetError
-        On the other workers in that case. On all workers: some have not called this within MYKV_CHECKPOINT_WAIT_S, or
-        the workers' parameters or arguments differ.
+        On the other workers if the first worker fails so. On all workers if some have not called this within
+        MYKV_CHECKPOINT_WAIT_S, or if the workers' parameters or arguments differ.
     """
     exchange = _Exchange(store_optimizer, scope, f"save_optimizer_states({fname!r})")
     exchange.meet(lambda: f"save_optimizer_states, dump_optimizer={bool(dump_optimizer)}", fname)
@@ -79,8 +79,8 @@ def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
     OSError, ValueError
         On the first worker: the file cannot be read, is damaged, or belongs to another network or optimizer.
     MXNetError
-        On the other workers in that case. On all workers: some have not called this within MYKV_CHECKPOINT_WAIT_S, or
-        the workers' parameters or arguments differ. All states are unchanged.
+        On the other workers if the first worker fails so. On all workers if some have not called this within
+        MYKV_CHECKPOINT_WAIT_S, or if the workers' parameters or arguments differ. All states are unchanged.
     """
     exchange = _Exchange(store_optimizer, scope, f"load_optimizer_states({fname!r})")
     exchange.meet(lambda: "load_optimizer_states", fname)
@@ -109,14 +109,15 @@ class _Exchange:
         self._process_set = store_optimizer.process_set
         self._scope = scope
         self._rank = self._process_set.rank()
-        self._names = ""  # the prefix of the operations' names, after the meeting
+        self._names = ""  # the prefix of the operations' names, set by meet()
         self.is_root = self._rank == _ROOT
         self.call = call
 
     def meet(self, label: Callable[[], str], fname: Any) -> None:
         """Wait for the other workers, and check that all divide the same parameters.
 
-        A wrong argument of one worker is an error on all, since `label` and `fname` are evaluated in the meeting.
+        A wrong argument of one worker is an error on all workers: `label` and `fname` are evaluated inside an
+        operation.Turn, which sends an exception to the other workers.
         """
         name = deadlock_check.meeting_name(self._scope)
         with operation.Turn(self._process_set, name, self.call):
@@ -133,8 +134,8 @@ class _Exchange:
             if errors.code_of(error) in ("left", "departed", "deadlock"):
                 error.args = (f"{self.call} has failed: {error}. {_ADVICE}",)
             raise
-        # Each call has its own agreed names: a worker that left an earlier call by an exception has not taken all its
-        # turns.
+        # The workers agree on new names for each call: a worker that left an earlier call by an exception has started
+        # fewer operations with that call's names than the others.
         self._optimizer.checkpoints = int(met[:, 2].max()) + 1
         self._names = f"{name}/{self._optimizer.checkpoints}/"
         other = agreement.first_that_differs(met[:, :2])
@@ -146,7 +147,7 @@ class _Exchange:
             )
 
     def end(self) -> operation.Turn:
-        """Wait for the other workers in the last turn."""
+        """The context manager for the end of the call, in which the workers wait for each other."""
         return operation.Turn(self._process_set, f"{self._names}end", self.call)
 
     def forget(self) -> None:
@@ -154,7 +155,7 @@ class _Exchange:
         self._process_set._core.forget(self._names)
 
     def from_root(self, make: Callable[[], Any]) -> Any:
-        """Run `make` on the first worker, and return its result on all workers; or raise an error on all."""
+        """Run `make` on the first worker, and return its result on all workers; if it fails, all raise an error."""
         sent: Any = None
         failure: Exception | None = None
         if self.is_root:
@@ -172,7 +173,7 @@ class _Exchange:
         return made
 
     def gather(self) -> dict[Hashable, Any]:
-        """The whole states by key, on the first worker; an empty dict on the others."""
+        """The whole states by key on the first worker, an empty dict on other workers."""
         try:
             mine = {key: mapped(state, described_array) for key, state in self._optimizer.updater.states.items()}
             for state in self._optimizer.updater.states.values():
@@ -237,7 +238,7 @@ class _Exchange:
         )
 
     def _collect(self, key: Hashable, leaf: Leaf, mine: np.ndarray | None) -> NDArray | None:
-        """One whole array of a state, on the first worker. `mine`: the bytes of this worker's shard."""
+        """A whole array of a state on the first worker, None on others. `mine`: the bytes of this worker's shard."""
         made = made_array(leaf) if self.is_root else None
         target = arrays.memory(made) if made is not None else None
         for shard, begin, end in self._ranges(key, leaf):
@@ -250,7 +251,7 @@ class _Exchange:
         return made
 
     def _distribute(self, key: Hashable, leaf: Leaf, source: np.ndarray | None) -> NDArray | None:
-        """This worker's part of an array of a state, from the first worker's bytes; None without a shard."""
+        """This worker's part of an array of a state, from the first worker's bytes; None if it has no shard."""
         made = None
         for shard, begin, end in self._ranges(key, leaf):
             target = None
@@ -288,7 +289,7 @@ class _Exchange:
 
 
 class _Absent:
-    """Sentinel: a worker has no state."""
+    """Sentinel: a worker has no state for a key."""
 
 
 _ABSENT = _Absent()
@@ -329,7 +330,7 @@ def _check(store_optimizer: StoreOptimizer, described: dict[Hashable, Any], opti
 
 
 def _fits(state: Sequence[int], weight: Sequence[int], divided: bool) -> bool:
-    """Whether a state's shape fits a weight's; a single number per row, or for the whole weight, fits too."""
+    """Whether a state's shape fits a weight's; for an undivided weight also a number per row, or a single number."""
     if tuple(state) == tuple(weight):
         return True
     if divided:

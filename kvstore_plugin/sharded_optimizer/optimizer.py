@@ -2,8 +2,8 @@
 
 An update is three consecutive operations of MXNet's engine, without Python in between: the sum of each gradient element
 goes to its owner, the owner's updater changes its shard of the weight, and all workers get all shards. The updater
-creates states only for its shards, so each of N workers holds 1/N of the states and does 1/N of the work.
-(Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020, stage 1 and 2.)
+creates states only for its shards, so each of N workers holds 1/N of the states and does 1/N of the work
+(Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020, stages 1 and 2).
 
 The weights are the same on all workers, even if the optimizers differ: all bits of an element come from one worker.
 """
@@ -53,7 +53,7 @@ class Reached(NamedTuple):
 
 
 class _Asked:
-    """A schedule's cached result."""
+    """Replaces a learning rate schedule for one update: returns a cached rate, without a call of the schedule."""
 
     def __init__(self, schedule: Any, rate: float) -> None:
         self._schedule, self._rate = schedule, rate
@@ -74,14 +74,14 @@ class StoreOptimizer:
     optimizer : mxnet.optimizer.Optimizer
         Kept by reference: changes by the caller (learning rate, rescale_grad) take effect with the next update.
     number : int, optional
-        Counts the optimizers set on the store. The workers compare it, since some may have kept an earlier optimizer
-        with its states.
+        Number of optimizers set on the store so far. The workers compare it, since some workers may have kept an
+        earlier optimizer with its states.
 
     Attributes
     ----------
     process_set : ProcessSet
     checkpoints : int
-        Calls that have saved or loaded the states.
+        Number of calls that have saved or loaded the states.
     updater : mxnet.optimizer.Updater
         Its `states` are the states of this worker's shards, by key, and its `optimizer` is the optimizer in use.
 
@@ -110,7 +110,7 @@ class StoreOptimizer:
 
     @property
     def factor(self) -> float:
-        """The optimizer's factor of gradients; some optimizers of 2.0 convert the number to an array."""
+        """The optimizer's factor for gradients as a number; some optimizers of MXNet 2.0 convert it to an array."""
         return step_label.value_of(self.optimizer.rescale_grad)
 
     def label(self, progress: tuple[int, float | None] | None = None) -> str:
@@ -118,7 +118,8 @@ class StoreOptimizer:
         settings.
 
         The settings are those at the optimizer's first label; factor and learning rate are the current values.
-        `progress` is that of a whole step: single keys may be pushed in another order on other workers.
+        `progress` (traits.progress_of) may be given only for a whole step: workers may push single keys in different
+        orders.
         """
         optimizer = self.optimizer
         state = (self.factor, step_label.learning_rate_of(optimizer), optimizer, progress)
@@ -203,12 +204,12 @@ class StoreOptimizer:
     def counts_reached(
         self, updates: Sequence[tuple[ShardedUpdate, Collection[Hashable] | None]]
     ) -> dict[Hashable, Reached]:
-        """The counts and rates that one process would use for each key of a step.
+        """The counts and rates that a single process would use for each key of a step.
 
-        MXNet passes the largest count so far to the schedule, and some optimizers count several keys first. Keys that
-        some steps leave out have smaller counts, so their rates depend on the order of counting, which differs from the
-        order of a worker's operations. MXNet's FactorScheduler cannot go back, so it is called here, with ascending
-        counts, before the first update.
+        MXNet passes the largest count of all keys so far to the schedule; some optimizers first count several keys. A
+        key that some steps leave out has a smaller count, so its rate depends on the order in which keys are counted.
+        A worker's operations have another order. MXNet's FactorScheduler cannot go back to a smaller count, so the
+        schedule is called here, with ascending counts, before the first update.
 
         Parameters
         ----------
@@ -263,11 +264,11 @@ class ShardedUpdate:
     name : str
         The name by which its operations are matched; see `names`.
     members : sequence of Member
-        The same on all workers, with owners. They keep their arrays from one step to the next.
+        The same on all workers. Their keys have owners, and their arrays stay the same from step to step.
     priority : int
         Operations with a higher priority run first.
     in_place : bool
-        Whether the caller's own operation reduces each element to its owner, in the gradient itself. Otherwise
+        Whether an operation of the caller reduces each element to its owner, and overwrites the gradient. Otherwise
         reduce() does it, and leaves the gradients unchanged.
 
     Attributes
@@ -295,8 +296,8 @@ class ShardedUpdate:
         self._weights = [member.weights for member in members]
         self._in_place = [member.gradient for member in members] if in_place else []
         self._reduced: Sequence[NDArray] | None = None  # between reduce() and apply(): the gradients
-        self._begun: list[Any] = []  # has an element if the operation of reduce() has taken its turn ...
-        self._ended: list[Any] = []  # ... and if apply() has taken its turn, or was refused
+        self._begun: list[Any] = []  # not empty once the operation of reduce() has been started
+        self._ended: list[Any] = []  # not empty once the operation of apply() has been started or refused
         self.division: list[tuple[int, int, int, int]] = []
         self._own: list[tuple[Hashable, NDArray, NDArray]] = []  # key, gradient and weight of this worker's shards
         self._others: list[Hashable] = []
@@ -364,13 +365,13 @@ class ShardedUpdate:
         self._reduced = gradients
 
     def begin(self, push: Callable[[], Any]) -> None:
-        """Push the operation that reduces to the owners: the caller's own with `in_place`."""
+        """Start the reduction to the owners by a call of `push`, which reduce() or (with `in_place`) the user gives."""
         if self.is_begun():  # Ctrl-C came before apply(), and other workers wait for this worker's weights
             self.refuse_weights("the update was interrupted on that rank")
         self._begun, self._ended = [], []
         try:
             operation.start(self._begun, push)
-        except MXNetError:  # NaiveEngine has run it
+        except MXNetError:  # MXNet's NaiveEngine has already run the operation
             self._begun.append(None)
             raise
 
@@ -421,9 +422,9 @@ class ShardedUpdate:
 
     def _gather_weights(self) -> None:
         """Send all weights to all workers."""
-        # No gradient may be read before the updates have run: reading an error clears it for all arrays that share
-        # the error, and a later update would run with a gradient that was not summed.
-        gradients = self._reduced or self._in_place  # keeps temporary arrays alive until the call too
+        # `fenced` makes reads of the gradients wait for the updates. Reading a failed array clears the error for all
+        # arrays that share the error, and a later update would then use a gradient that was not summed.
+        gradients = self._reduced or self._in_place  # this reference keeps temporary arrays alive until the call
         push = functools.partial(
             self._process_set._core.push_gather_from_owners,
             self.names(self._name)[1],
@@ -435,7 +436,7 @@ class ShardedUpdate:
         )
         try:
             operation.start(self._ended, push)
-        except MXNetError:  # NaiveEngine has run it, and the other ranks get the error
+        except MXNetError:  # MXNet's NaiveEngine has already run the operation, and the other ranks get the error
             self._ended.append(None)
             raise
 
@@ -464,7 +465,7 @@ class ShardedUpdate:
 
 @contextlib.contextmanager
 def _rate_of(optimizer: Any, asked: Reached | None) -> Iterator[None]:
-    """Make an optimizer with a schedule use this rate; None: the schedule decides."""
+    """Context manager in which the optimizer uses the learning rate of `asked`; None: the rate of its schedule."""
     if asked is None:
         yield
         return

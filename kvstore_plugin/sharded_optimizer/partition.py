@@ -15,14 +15,15 @@ import bisect
 import math
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
-# Cuts are aligned to this number of bytes: a cache line, which two workers should not share, and a full vector.
+# Cuts are aligned to this number of bytes: a cache line, which two workers should not both write, and a SIMD vector.
 _ALIGNMENT = 64
 
-# Rows up to this number of bytes are not cut, so that a worker can update its rows from those of a row_sparse
-# gradient. A difference of one such row between pieces has no measurable effect.
+# Rows of up to this number of bytes are not cut: a row_sparse gradient consists of whole rows, and each worker updates
+# the rows of its piece. Pieces that differ by one such row take about the same time.
 _LARGEST_ROW = 64 << 10
 
-# Smaller pieces are merged with their neighbour. A difference of this number of bytes has no measurable effect.
+# A cut that would leave a smaller piece of a parameter moves to the parameter's nearer end. Pieces that differ by this
+# number of bytes take about the same time.
 _SMALLEST_PIECE = 16 << 10
 
 
@@ -48,7 +49,7 @@ class Size(NamedTuple):
 
     @property
     def unit(self) -> int:
-        """Pieces are multiples of this number of bytes."""
+        """A parameter is cut at multiples of this number of bytes."""
         row = self.row * self.width
         aligned = row * _ALIGNMENT // math.gcd(row, _ALIGNMENT)
         return aligned if aligned <= _LARGEST_ROW else row if row <= _LARGEST_ROW else max(_ALIGNMENT, self.width)
@@ -66,7 +67,7 @@ def divide(sizes: Sequence[Size], workers: int, elementwise: bool, group_bytes: 
     elementwise : bool
         Whether a parameter may be cut.
     group_bytes : int
-        Bytes of parameters whose gradients are ready at about the same time.
+        Bytes of a group; the gradients of a group's parameters should be ready at about the same time.
     """
     if elementwise:
         groups = grouped(sizes, lambda size: size.nbytes, group_bytes)

@@ -1,8 +1,8 @@
-"""The optimizer on the store for row_sparse gradients: each worker updates the occurring rows of its shard.
+"""The optimizer on the store for row_sparse gradients: each worker updates the gradient's rows in its shard.
 
-As in optimizer.py only the owner of a row has its states. The summed rows of the gradient are on all workers already
+As in optimizer.py only the owner of a row has its states. All workers already have the summed rows of the gradient
 (collectives/row_sparse.py). Each owner runs MXNet's own updater on the rows of its shard. Then all workers get the new
-values of the occurring rows, or of all rows if the optimizer may change other rows too.
+values of the gradient's rows, or of all rows if the optimizer may change other rows too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RowUpdate:
     ----------
     store_optimizer : StoreOptimizer
     name : str
-        The update's operation has the second name of `ShardedUpdate.names`.
+        The update's operation gets the second of the names that `ShardedUpdate.names` derives from this name.
     key : int or str
         The optimizer's key of the parameter, which has owners.
     weights : sequence of NDArray
@@ -36,12 +36,12 @@ class RowUpdate:
     priority : int
         Operations with a higher priority run first.
     turn_of : str, optional
-        The name under which the gradients were just summed, if the update takes the same turns.
+        The name of the operation that has just summed the gradients. The update then counts its calls by that name.
 
     Raises
     ------
     NotImplementedError
-        The weight's rows are so long that they are cut.
+        The weight's rows are so long that the store cuts them.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RowUpdate:
         self._whole = [(0, shard.begin, shard.count, shard.owner) for shard in shards]
         self._width = width
         own = store_optimizer.own_shard(key)
-        self._own = own and (own.begin // width, (own.begin + own.count) // width)  # rows
+        self._own = own and (own.begin // width, (own.begin + own.count) // width)  # in rows
 
     def apply(self, rows: Rows) -> None:
         """Update the weight from a gradient that is the same on all workers. Returns at once.
@@ -79,7 +79,8 @@ class RowUpdate:
         Parameters
         ----------
         rows : Rows
-            Ascending; all other rows are zeros. The rows may be changed afterwards.
+            The gradient's rows in ascending order; all other rows are zeros. The caller may change the arrays
+            afterwards.
         """
         process_set = self._store_optimizer.process_set
         only_these = traits.leaves_other_rows(self._store_optimizer.optimizer)
@@ -125,7 +126,7 @@ class RowUpdate:
             updater(self._key, gradient, self._rows_of_weight(begin, end))
 
     def _changed(self, indices: np.ndarray) -> tuple[NDArray, list[tuple[int, int, int, int]]]:
-        """An array for the rows with these numbers, with the new values of this worker's rows, and its division."""
+        """An array for the rows `indices` with the new values of this worker's rows, and its parts by owner."""
         weight = self._weight.as_nd_ndarray()
         division = []
         with arrays.not_recorded():

@@ -1,15 +1,15 @@
-"""Reads pickles of optimizer states safely: a pickle cannot do anything else here.
+"""Reads pickles of optimizer states safely: a pickle can only create such states.
 
 A pickle is a program: it names functions and calls them, sets attributes of any object that it can reach and items of
 any container. Python's own advice is never to load an untrusted pickle. This reader accepts only the contents of state
 files: plain values, arrays, numpy's numbers and dtypes, and optimizers and schedulers of classes that this process has
-imported already. Anything else is an error before it is executed. Arrays are in the pickle as MXNet's own bytes. The
-header is checked against the number of bytes before MXNet reads them.
+imported already. Anything else is an error before it is executed. A pickle holds an array in MXNet's binary format.
+This reader checks the array's header against the number of bytes before MXNet reads the bytes.
 
 A name in a pickle is only a key into tables of objects found earlier. It is never resolved through modules, since
-reading an attribute can run code: reading one of `ctypes.cdll` loads a library.
+reading an attribute can run code: reading an attribute of `ctypes.cdll` loads a library.
 
-The reader is based on the standard library's reader in Python. The reader in C cannot be restricted to certain
+The reader is based on the standard library's unpickler in Python. The unpickler in C cannot be restricted to certain
 functions, and a pickle of a few bytes can make it allocate gigabytes.
 """
 
@@ -35,13 +35,13 @@ _NUMBERS = [
 ]
 _DTYPE = re.compile(r"[biufc]\d{1,2}")
 
-# An array in MXNet's own bytes (NDArray::Save): the first word, and the bytes of an element by the number of its type.
+# MXNet's binary format of an array (NDArray::Save): valid first words, and bytes per element by the dtype's number.
 _MAGIC = (0xF993FAC9, 0xF993FACA)
 _WIDTHS = {0: 4, 1: 8, 2: 2, 3: 1, 4: 4, 5: 1, 6: 8, 7: 1, 8: 2, 9: 2, 10: 4, 11: 8, 12: 2}
 _DENSE, _ROW_SPARSE, _CSR = 0, 1, 2
 _MOST_AXES = 32
 _NO_KEY = "has a key that is not a plain value"
-_DEEPEST_KEY = 8  # tuples in tuples; Python's hash of a tuple has no limit of its own, and overflows the stack
+_DEEPEST_KEY = 8  # levels of nested tuples; Python's hash of a tuple has no limit, and could overflow the stack
 
 
 def load(data: bytes) -> Any:
@@ -67,7 +67,7 @@ _NDARRAY, _OBJECT = _Marker(), _Marker()
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """Bytes in pickles of old protocols."""
+    """Replaces codecs.encode, by which old protocols create bytes."""
     _require(isinstance(text, str) and encoding == "latin1", "encodes an object that is not bytes")
     return text.encode("latin1")
 
@@ -113,7 +113,7 @@ def _new_numpy(kind: Any, shape: tuple, code: bytes) -> np.ndarray:
 
 
 def _from_buffer(data: bytes, dtype: np.dtype, shape: tuple, order: str) -> np.ndarray:
-    """Numpy's arrays from protocol 5 on."""
+    """Replaces the function of numpy by which protocol 5 creates arrays."""
     _require(
         isinstance(dtype, np.dtype) and isinstance(data, (bytes, bytearray)),
         "makes an array of an object that is not bytes",
@@ -172,13 +172,13 @@ def _training_classes() -> dict[tuple[str, str], type]:
     waiting = list(_TRAINING)
     while waiting:
         kind = waiting.pop(0)
-        found[kind.__module__, kind.__qualname__] = kind  # of two classes with one name, the later one
+        found[kind.__module__, kind.__qualname__] = kind  # if two classes have the same name, the last class found
         waiting += type.__subclasses__(kind)
     return found
 
 
 def _makes_itself(kind: Any) -> bool:
-    """Whether a class customizes its pickling, which may call the class."""
+    """Whether a class customizes its pickling: its pickles may create objects by a call of the class."""
     return _trains(kind) and (kind.__reduce__, kind.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__)
 
 
@@ -187,7 +187,7 @@ def _is_field(name: Any) -> bool:
 
 
 def _is_plain(key: Any, depth: int = 0) -> bool:
-    """Whether a key of a dict or a set runs no custom code, and is not nested too deeply for its hash."""
+    """Whether a key of a dict or a set can be hashed without custom code and without overflowing the stack."""
     if type(key) is tuple:
         return depth < _DEEPEST_KEY and all(_is_plain(one, depth + 1) for one in key)
     return key is None or isinstance(key, (str, bytes, int, float, complex, np.generic, type))
@@ -237,7 +237,7 @@ class _Unpickler(pickle._Unpickler):
         if isinstance(made, NDArray):
             _check_array(made, state)
         elif isinstance(made, np.dtype):
-            # The byte order is this machine's, and there are no fields.
+            # Only this machine's byte order is allowed, and no fields.
             plain = type(state) is tuple and len(state) == 8 and state[1] in ("<", "|", "=")
             _require(plain and state[2:5] == (None, None, None), "has a dtype that is not numeric")
             self.stack.pop()
@@ -247,7 +247,7 @@ class _Unpickler(pickle._Unpickler):
             _require(is_numbers and isinstance(state[4], bytes), "has a numpy array whose elements are not numbers")
         else:
             _require(_trains(type(made)), "changes an object that is not an array, optimizer or scheduler")
-            # The second part of a pair is set by setattr(), which would change the class too.
+            # pickle sets the attributes in the second part of a pair by setattr(), which can even replace __class__.
             by_name = state[1] if type(state) is tuple and len(state) == 2 else None
             fields = by_name is None or (type(by_name) is dict and all(map(_is_field, by_name)))
             _require(fields, "changes an attribute that is not a field of an optimizer or scheduler")
@@ -279,7 +279,7 @@ _Look = Callable[[Any], Any]
 
 
 def _fills(name: str, holders: tuple[type, ...], filled: _Look | None, keys: _Look) -> Callable[[Any], None]:
-    """The standard method `name`, restricted to these types: other objects may have a method of the same name."""
+    """The unpickler's method `name`, restricted to containers of the types `holders` and to plain keys."""
     standard = getattr(pickle._Unpickler, name)
 
     def method(self: Any) -> None:
@@ -312,11 +312,11 @@ def _check_array(array: Any, state: Any) -> None:
     data = state.get("handle") if type(state) is dict else None
     _require(isinstance(data, (bytes, bytearray)), "has an array without content")
     _require(getattr(array, "handle", None) is None, "fills an array twice")
-    if not isinstance(data, bytearray):  # MXNet writes to it
+    if not isinstance(data, bytearray):  # MXNet needs a writable buffer
         state["handle"] = bytearray(data)
     magic, storage = struct.unpack_from("<Ii", data)
     _require(magic in _MAGIC and storage in (_DENSE, _ROW_SPARSE, _CSR), "has an array in a form that is not known")
-    # The check of states rejects sparse arrays too, but MXNet must not even read them.
+    # checkpoint.py rejects sparse arrays too, but MXNet must not read them at all.
     _require(storage == _DENSE, "has a sparse array, but states on the store must be dense")
     (axes,) = struct.unpack_from("<i", data, 8)
     _require(0 <= axes <= _MOST_AXES and (axes > 0 or magic == _MAGIC[1]), "has an array without a shape")

@@ -1,7 +1,7 @@
-"""Files of optimizer states, in MXNet's own format: that of Updater.get_states().
+"""Files of optimizer states, in the format of MXNet's Updater.get_states().
 
-That is a pickle of a dict {key: state} or of a tuple (this dict, optimizer); a state is None, an array, a number, or a
-tuple or list of states. safe_unpickler.py limits what the pickle may do.
+A file is a pickle of a dict {key: state} or of a tuple (this dict, optimizer). A state is None, an array, a number, or
+a tuple or list of states. safe_unpickler.py limits what the pickle may do.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def read(path: str | os.PathLike) -> Content:
 
 
 def parse(data: bytes, name: str) -> Content:
-    """Like `read`, from bytes. `name`: for errors."""
+    """Like `read`, for the content `data` of a file; errors call the file `name`."""
     try:
         content = safe_unpickler.load(data)
         states, optimizer = content if isinstance(content, tuple) and len(content) == 2 else (content, None)
         if isinstance(states, dict):
             _check_states(states, len(data))
-    except Exception as error:  # bytes that are no pickle can raise any error
+    except Exception as error:  # unpickling arbitrary bytes can raise any error
         raise ValueError(
             f"{name!r} holds no optimizer states that can be read: {error or type(error).__name__}"
         ) from error
@@ -60,7 +60,7 @@ def parse(data: bytes, name: str) -> Content:
 
 
 def _check_states(states: dict, most: int) -> None:
-    """Raise unless all values are states; a valid file has at least a byte for each state."""
+    """Raise unless all values are states. `most`: the file's bytes; each nested state takes at least one of them."""
     left = most
 
     def check(state: Any, depth: int) -> None:

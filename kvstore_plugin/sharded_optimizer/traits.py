@@ -1,4 +1,4 @@
-"""Knows which of MXNet's optimizers can update a share of the parameters on each worker, and how finely.
+"""Knows which of MXNet's optimizers can update a share of the parameters on each worker, and where these may be cut.
 
 Most optimizers work element by element, so a parameter may be cut anywhere. Others need norms of a whole parameter or
 of a whole row. Some cannot be divided at all, since they keep state that all parameters share.
@@ -37,7 +37,7 @@ _REFUSED = {
 
 
 def _of_mxnet() -> dict[str, type]:
-    """MXNet's own classes. Its registry may hold a program's class registered under the same name."""
+    """MXNet's own classes by name. MXNet's registry may instead hold a program's class under the same name."""
     found: dict[str, type] = {}
     waiting = [mx.optimizer.Optimizer]
     while waiting:
@@ -58,10 +58,11 @@ def _classes(names: Any) -> dict[type, str]:
 # Optimizers that change only the rows of a row_sparse gradient in a dense weight, unless their lazy_update is False.
 _LAZY = ("sgd", "ccsgd", "adam", "adagrad", "groupadagrad")
 
-# Optimizers that read norms as numbers in an update, and so wait for the gradient and thus for the other workers.
+# Optimizers that convert norms to Python numbers in an update: each update waits for the gradient, and so for the other
+# workers.
 _READING = ("lars", "lbsgd")
 
-# Optimizers that correct their states by the number of updates, such as Adam's bias, or keep a schedule of updates.
+# Optimizers that use the number of updates to correct states, as Adam corrects a bias, or for a momentum schedule.
 _CORRECTING = ("adam", "adamw", "adamax", "nadam", "ftml", "lamb", "lans", "adabelief")
 
 _elementwise = _classes(_ELEMENTWISE)
@@ -87,12 +88,12 @@ def leaves_other_rows(optimizer: Any) -> bool:
 
 
 def reads_gradients(optimizer: Any) -> bool:
-    """Whether an update waits for the gradient; False for a user's class whose own code waits."""
+    """Whether an update waits for the gradient. A user's class that waits in its own code is not recognized."""
     return isinstance(optimizer, tuple(_reading))
 
 
 def corrects_by_count(optimizer: Any) -> bool:
-    """Whether the optimizer corrects its states by the number of updates, so that new states need a new count.
+    """Whether the optimizer corrects its states by the number of updates, so that a reset must include this number.
 
     False for a user's class that derives from no such optimizer.
     """
@@ -115,9 +116,9 @@ def progress_of(optimizer: Any) -> tuple[int, float | None] | None:
     Returns
     -------
     tuple or None
-        The number of updates that the optimizer has counted, and the rate that a schedule of MXNet's gave for the last
-        of them. A user's schedule is not called, since it may count its calls. None if updates do not depend on the
-        count: without a schedule, and without a correction by the count.
+        The number of updates that the optimizer has counted, and the rate that one of MXNet's schedules gives for this
+        number. The rate is None for a user's schedule, which is not called since it may count its calls. The result is
+        None if updates do not depend on the count: the optimizer has no schedule and no correction by the count.
     """
     scheduler = optimizer.lr_scheduler
     if scheduler is None:
@@ -139,11 +140,11 @@ def warn_of_noise(optimizer: Any, workers: int) -> None:
         )
 
 
-# Attributes that are not settings: counters, values that depend on the batch, values that are compared anyway, and
+# Attributes that are not settings: counters, values that depend on the batch, values that are compared elsewhere, and
 # attributes that do not change results.
 _NO_SETTINGS = {"num_update", "begin_num_update", "num_steps", "rescale_grad", "lr", "sym_info"}
 _NO_SETTINGS |= {"aggregate_num", "allow_np_array"}
-# Settings of every optimizer; a user's class may have other attributes that differ between workers on purpose.
+# Settings of every optimizer. Other attributes of a user's class are not compared: they may differ on purpose.
 _COMMON_SETTINGS = {"wd", "clip_gradient", "multi_precision"}
 
 

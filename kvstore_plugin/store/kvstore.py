@@ -1,7 +1,7 @@
 """The store 'mykv': MXNet's KVStore interface over the compiled core.
 
-Calls of the ranks are matched by key. A rank that finds a wrong argument raises an error and refuses its turn under the
-same key, so that the other ranks get an error instead of waiting.
+Calls of the ranks are matched by key. A rank that finds a wrong argument raises an error and refuses the operation of
+this key, so that the other ranks get an error instead of waiting.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MyKV(KVStoreBase):
     Parameters
     ----------
     process_set : ProcessSet, optional
-        The ranks that take part, by default all. The store's ranks and numbers of workers are those within the set.
+        The ranks that use the store, all by default. The store counts ranks and workers within the set.
 
     Raises
     ------
@@ -63,8 +63,8 @@ class MyKV(KVStoreBase):
 
     def __init__(self, process_set: ProcessSet = global_process_set) -> None:
         process.require()
-        # Counted before the check, which may fail on one rank alone, so that the next store has the same number on all
-        # ranks.
+        # Count before the check: even if the check fails on one rank only, the next store then has the same number on
+        # all ranks.
         scope = operation_names.numbered(operation_names.counted_in(process_set), "kv")
         process_sets.check(process_set)
         self._begin(scope, process_set)
@@ -73,13 +73,13 @@ class MyKV(KVStoreBase):
         self._process_set = process_set
         self._scope = scope
         self._values = StoredValues()
-        self._counts: dict[str, int] = {}  # of _next_scope()
+        self._counts: dict[str, int] = {}  # counters of _next_scope(), by kind
         self._wire = ""  # compression of sums between hosts, in the core's form
         self._optimizer: StoreOptimizer | None = None
-        self._function: Callable[[Any, NDArray, NDArray], None] | None = None  # of _set_updater()
+        self._function: Callable[[Any, NDArray, NDArray], None] | None = None  # given to _set_updater()
         self._updates: dict[str, ShardedUpdate] = {}  # by key name
-        self._optimizers = 0  # optimizers given to set_optimizer() so far
-        self._serves_trainer = False  # a gluon.Trainer updates on the store: its reducer has the optimizer
+        self._optimizers = 0  # number of optimizers given to set_optimizer() so far
+        self._serves_trainer = False  # whether a gluon.Trainer updates on this store
         self._generation = process.generation
         _stores[scope] = self
         weakref.finalize(self, _forget, scope, process_set, process.generation).atexit = False
@@ -120,8 +120,8 @@ class MyKV(KVStoreBase):
     def broadcast(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Copy the bits of rank 0's `value` into `out` on every rank.
 
-        The first array of `out` is the value in the store from then on: push() and an optimizer on the store change
-        this array, and pull() copies from it.
+        The first array of `out` becomes the value in the store: push() and an optimizer on the store change this array,
+        and pull() copies from it.
 
         Parameters
         ----------
@@ -131,7 +131,7 @@ class MyKV(KVStoreBase):
             Any shape; the dtypes of this release of MXNet. On ranks other than 0 only its shape and dtype are used. It
             is not changed, unless it is also in `out`.
         out : NDArray or list of NDArray (several devices), or a list of these for a list of keys; optional
-            Where the result goes; into `value` by default.
+            The arrays that receive the result; `value` by default.
         priority : int, optional
             Operations with a higher priority run first.
 
@@ -168,9 +168,9 @@ class MyKV(KVStoreBase):
             Any shape; the dtypes of this release of MXNet. float16 and bfloat16 are summed in float32. Not changed
             unless it is also in `out`.
         out : like `value`, optional
-            Where the sum, or the new value, goes, on every rank; into `value` by default. It may be on other devices
-            than `value`. Floats are converted. An array may occur under several keys: all inputs are read before the
-            first output is written.
+            The arrays that receive the sum, or the new value, on every rank; `value` by default. They may be on other
+            devices than `value`. Floats are converted. An array may occur under several keys: all inputs are read
+            before the first output is written.
         priority : int, optional
             Operations with a higher priority run first.
 
@@ -343,7 +343,7 @@ class MyKV(KVStoreBase):
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Whether the store can do `capability`: 'optimizer', to update weights; False for other names.
+        """Whether the store has a capability: True for 'optimizer' (it can update weights), False for other names.
 
         Examples
         --------
@@ -353,10 +353,10 @@ class MyKV(KVStoreBase):
         return isinstance(capability, str) and capability.lower() == KVStoreBase.OPTIMIZER
 
     def set_optimizer(self, optimizer: Any) -> None:
-        """Set the optimizer that updates the values in the store: push() and pushpull() take gradients from then on.
+        """Set the optimizer that updates the values in the store: afterwards push() and pushpull() take gradients.
 
         Each worker updates a share of the values and keeps the states of that share only. The optimizer must be the
-        same on all workers: if its class, its present settings, or the learning rate of an update differ, the update
+        same on all workers: if its class, its current settings, or the learning rate of an update differ, the update
         fails with an error that shows both. States belong to the store, so another store begins without states. The
         optimizer is kept by reference, so changes to it (learning rate, rescale_grad) take effect at the next update.
         The store's keys are the optimizer's indices of parameters.
@@ -365,7 +365,7 @@ class MyKV(KVStoreBase):
         ----------
         optimizer : mxnet.optimizer.Optimizer
             Any optimizer that works on single parameters. It replaces an earlier optimizer or updater, and begins
-            without states; do so on all workers. Setting the store's present optimizer again is a no-op.
+            without states. All workers must make this call. Setting the store's current optimizer again is a no-op.
 
         Raises
         ------
@@ -421,7 +421,7 @@ class MyKV(KVStoreBase):
 
     @property
     def _updater(self) -> Any:
-        # gluon.Trainer.load_states reads its `optimizer`.
+        # gluon.Trainer.load_states() reads the attribute `optimizer` of this object.
         return self._function if self._optimizer is None else self._optimizer.updater
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
@@ -434,7 +434,7 @@ class MyKV(KVStoreBase):
         Parameters
         ----------
         fname : str
-            Only the first worker's is used.
+            Only the first worker's value is used.
         dump_optimizer : bool, optional
             Whether the optimizer is written too, with its settings, scheduler and counts of updates.
 
@@ -445,7 +445,8 @@ class MyKV(KVStoreBase):
         OSError
             On the first worker: the file cannot be written. An existing file is unchanged.
         MXNetError
-            On the other workers in that case; or workers are missing, or have different parameters.
+            On the other workers if the first worker fails so. On all workers if some do not make this call, or have
+            different parameters.
 
         Examples
         --------
@@ -461,23 +462,24 @@ class MyKV(KVStoreBase):
     def load_optimizer_states(self, fname: str) -> None:
         """Load the optimizer's states from a file. Collective; the store's first worker reads.
 
-        The store must have its values: each worker gets the states of its share. An optimizer in the file
-        replaces the store's optimizer. For the contents of the file see docs/optimizer-on-the-store.md.
+        The store must already have its values: each worker gets the states of its share of them. An optimizer in the
+        file replaces the store's optimizer. For the contents of the file see docs/optimizer-on-the-store.md.
 
         Parameters
         ----------
         fname : str
-            Only the first worker's is used.
+            Only the first worker's value is used.
 
         Raises
         ------
         RuntimeError
             The store has no optimizer.
         OSError, ValueError
-            On the first worker: the file cannot be read, is damaged, or is of another network or optimizer. The states
-            are unchanged on all workers.
+            On the first worker: the file cannot be read, is damaged, or belongs to another network or optimizer. The
+            states are unchanged on all workers.
         MXNetError
-            On the other workers in that case; or workers are missing, or have different parameters.
+            On the other workers if the first worker fails so. On all workers if some do not make this call, or have
+            different parameters.
 
         Examples
         --------
@@ -498,7 +500,11 @@ class MyKV(KVStoreBase):
         self._optimizer.assign(one for one in self._values.all() if self._optimizer.is_trained(one[0]))
 
     def _resume(self, replaces_states: bool = False) -> None:
-        """Allow updates after a new init(), unless other ranks have the optimizer's states."""
+        """After a new init(), allow updates again.
+
+        Raises a RuntimeError if the ranks have changed, so that states of the optimizer are lost, unless the caller
+        replaces the states.
+        """
         if self._generation == process.generation or not process.is_initialized():
             return
         if self._optimizer is not None and not process.has_same_ranks_as(self._generation):
@@ -525,13 +531,13 @@ class MyKV(KVStoreBase):
 
             - 'none', 'fp16', 'bf16': as in `Compression`.
             - '2bit': 'threshold', above 0, 0.5 by default. MXNet's own: threshold, -threshold or 0 for each element.
-            - '1bit': 'threshold', 0.5 by default. MXNet's own: 1 for elements above it, else -1.
+            - '1bit': 'threshold', 0.5 by default. MXNet's own: 1 for elements above the threshold, else -1.
             - 'onebit': 'scaling', True by default. The signs, times the mean magnitude; without scaling 1 and -1
               (Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019).
             - 'topk': 'k', 0.01 by default. The largest elements: a fraction of them, or a whole number for each array
               (Stich et al., Sparsified SGD with Memory, NeurIPS 2018).
-            - 'randomk': 'k' as before, 'seed', 0 by default. Random elements (the same paper); without error feedback
-              scaled up, so that their mean is the value.
+            - 'randomk': 'k' as for 'topk'; 'seed', 0 by default. Random elements (Stich et al.); without error feedback
+              they are scaled up, so that their mean is the value.
             - 'dithering': 'partition', 'linear' or 'natural'; 'normalize', 'max' or 'l2'; 'k', 127 or with 'natural' 7
               by default; 'seed'. Randomly rounded to k levels (Alistarh et al., QSGD, NeurIPS 2017), or to k powers of
               two (Horvath et al., Natural Compression, MSML 2022).
@@ -560,9 +566,10 @@ class MyKV(KVStoreBase):
         return f"{self._scope}/{kind}{self._counts[kind]}"
 
     def _calls(self, method: str, key: Any, value: Any, out: Any, priority: int, stored: bool = False) -> list[Call]:
-        """Check a whole call before any of it runs; on an error, refuse all of it, so that the other ranks fail too.
+        """Check a call with all its keys before any operation starts.
 
-        With `stored`, the keys must have values in the store, and the arrays must fit them.
+        On an error refuse the operations of all keys, so that the call fails on the other ranks too. With `stored`, the
+        keys must have values in the store, and the arrays must fit these values.
         """
         try:
             listed = requests.checked(self._scope, method, key, value, out, priority)
@@ -698,7 +705,7 @@ class MyKV(KVStoreBase):
         return self._optimizer.is_assigned(call.key, self._values.home(call))
 
     def _refuse(self, name: str, reason: str, method: str) -> None:
-        """Refuse a call of `method` under a name, so that it fails on the other ranks. An update is two operations."""
+        """Refuse the operation of a call of `method`, or both operations of an update: it fails on the other ranks."""
         is_update = self._optimizer is not None and method in ("push", "pushpull")
         if is_update:
             if self._waits_in_updates():
@@ -721,7 +728,8 @@ class MyKV(KVStoreBase):
 
 
 def _written_by_core(inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> Sequence[NDArray]:
-    """The arrays for the sum: the outputs, or new arrays with the dtype and device of the inputs."""
+    """The arrays into which the core writes the sum: the outputs if they have the inputs' devices and dtype, else new
+    arrays that have them."""
     first = inputs[0]
     if not _are_on_same_devices(inputs, outputs):
         return [arrays.empty(first.shape, first)]
@@ -731,7 +739,7 @@ def _written_by_core(inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> S
 
 
 def _are_on_same_devices(inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> bool:
-    """Whether the core can take both lists at once; it cannot mix memory of the host and of GPUs."""
+    """Whether one operation of the core can use both lists: it cannot mix memory of the host and of GPUs."""
     if len(inputs) > 1 and len(outputs) > 1:
         return [array.context for array in inputs] == [array.context for array in outputs]
     if not HAS_GPUS:
@@ -740,9 +748,9 @@ def _are_on_same_devices(inputs: Sequence[NDArray], outputs: Sequence[NDArray]) 
     return all(array.context in devices for array in outputs)
 
 
-# Stores by scope. A copy of a store is the same store.
+# Stores by scope, so that a copy of a store, or a store from a pickle, is the same object.
 _stores: weakref.WeakValueDictionary[str, MyKV] = weakref.WeakValueDictionary()
-_pickled: set[str] = set()  # scopes of stores that a pickle may bring back
+_pickled: set[str] = set()  # scopes of stores that were pickled, so a pickle may create them again
 
 
 def _forget(scope: str, process_set: ProcessSet, generation: int) -> None:
@@ -758,4 +766,4 @@ def _store_named(scope: str, process_set: ProcessSet) -> MyKV:
     return _stores[scope]
 
 
-store_named = _store_named  # pickles know the private name
+store_named = _store_named  # the public name; pickles of stores contain the private name

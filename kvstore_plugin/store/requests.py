@@ -1,6 +1,6 @@
 """Checks the arguments of the store's methods and divides them into one call for each key.
 
-A Trainer calls this code for every parameter in every step, so one key with one array is a fast path.
+A Trainer calls this code for every parameter in every step, so a call with one key and one array has a fast path.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def row_ids(given: Any, calls: Sequence[Call]) -> list[NDArray]:
     Parameters
     ----------
     given : NDArray, list of NDArray or list of lists of NDArray
-        One array for all arrays, one for each array, or a list for each key with one for each of its arrays.
+        One array of row numbers for all outputs, a list with one for each output, or such a list for each key.
     calls : sequence of Call
 
     Raises

@@ -2,11 +2,12 @@
 
 Some optimizers (LARS and LBSGD of MXNet 1.9.1) read norms of the gradient as numbers while they update. With these,
 push() waits until all workers have pushed the key, and workers that push keys in different orders would deadlock. So
-workers meet before such an update and compare their keys. The check for circular waits (coordination/circular_wait.py)
-does not suffice: it takes seconds, skips programs with other threads, and does not know keys.
+before such an update all workers exchange their keys and compare them. The check for circular waits
+(coordination/circular_wait.py) does not suffice: it takes seconds, skips programs with other threads, and does not know
+keys.
 
-A push of a sparse gradient does not use this meeting: it meets under its key, since other workers may have a dense
-gradient.
+A push of a row_sparse gradient does not use this exchange. It compares the gradients under the name of the key, since
+other workers may push a dense gradient for this key.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def meet(process_set: ProcessSet, scope: str, call: Call) -> None:
     Raises
     ------
     MXNetError
-        A worker is about to update another key, has refused or left, or has pushed its gradient without this meeting.
+        A worker is about to update another key, has refused or left, or has pushed its gradient without this exchange.
     """
     core = process_set._core
     update = f"the update of key {call.key!r}"
@@ -50,7 +51,7 @@ def meet(process_set: ProcessSet, scope: str, call: Call) -> None:
 
 
 def refuse(process_set: ProcessSet, scope: str, reason: str) -> None:
-    """Refuse the next meeting: it fails on the other workers with the reason."""
+    """Refuse the next exchange of keys: meet() fails on the other workers with the reason."""
     process_set._core.refuse(_name(scope), reason)
 
 

@@ -22,7 +22,7 @@ class _Home:
     def __init__(self, key: int | str, array: NDArray, is_lent: bool) -> None:
         self.key = key
         self.array = array
-        self.is_lent = is_lent  # the caller of broadcast() holds it too
+        self.is_lent = is_lent  # the caller of broadcast() holds the array too
 
 
 class StoredValues:
@@ -74,7 +74,7 @@ class StoredValues:
         return [(home.key, home.array) for home in homes]
 
     def own(self, call: Call) -> NDArray:
-        """The home of a call's key, which a sum may overwrite. A lent home is replaced first, and keeps its values."""
+        """The home of a call's key, for a sum to overwrite; a new array if the caller of broadcast() holds the home."""
         home = self._homes[call.name]
         if home.is_lent:
             home.array, home.is_lent = arrays.empty(home.array.shape, home.array), False

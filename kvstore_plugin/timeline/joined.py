@@ -7,7 +7,8 @@ from typing import Any, Tuple
 
 from .recording import Call, Recording, TimelineError, nanoseconds
 
-# An operation of the job: its name, the number of the call, and its index among equal ones in a file.
+# An operation of the job: its name, the number of the call, and its index among a file's calls with this name and
+# number.
 Key = Tuple[str, int, int]
 _SHORTEST_FLOW_MS = 0.1  # shortest wait with an arrow from the late rank
 
@@ -50,10 +51,10 @@ def by_key(recording: Recording) -> dict[Key, Call]:
 
 
 def clock_shifts(recordings: list[Recording]) -> list[int]:
-    """Shift of each file's times in nanoseconds, so that all count from the first file's zero.
+    """Shift of each file's times in nanoseconds, so that all times count from the same moment.
 
-    The clocks of hosts differ. An allreduce ends on no rank before all ranks have reached it, which bounds the
-    difference from both sides. The clocks are trusted within the bounds; otherwise the middle is used.
+    The clocks of hosts differ. An allreduce ends on no rank before all ranks have reached it, which bounds each shift
+    from both sides. The shift by the clocks is used if it is within the bounds, otherwise the middle of the bounds.
     """
     reference = by_key(recordings[0])
     shifts = [0]
@@ -81,7 +82,7 @@ def clock_differences(recordings: list[Recording], shifts: list[int]) -> list[in
 
 
 def joined_trace(recordings: list[Recording], shifts: list[int]) -> dict[str, Any]:
-    """One trace of all files; a process of the trace is a rank."""
+    """One trace of all files, with a process for each rank."""
     first = recordings[0]
     events: list[dict[str, Any]] = []
     for recording, shift in zip(recordings, shifts):
@@ -132,7 +133,7 @@ def _flows(recordings: list[Recording], shifts: list[int]) -> list[dict[str, Any
             number += 1
             common = {"name": "waited for", "cat": "wait", "id": number}
             arrow_end = max(waits, key=lambda wait: wait[1] - wait[0])[1] + shift_of[recording.rank]
-            arrow_begin = min(late.begin + shift_of[last], arrow_end)  # the clocks differ a little
+            arrow_begin = min(late.begin + shift_of[last], arrow_end)  # clocks differ; no arrow points back in time
             source = {"ph": "s", "pid": last, "tid": late.tid, "ts": max(arrow_begin, 0) / 1000}
             target = {"ph": "f", "bp": "e", "pid": recording.rank, "tid": call.tid, "ts": arrow_end / 1000}
             events += [{**common, **source}, {**common, **target}]
@@ -140,9 +141,9 @@ def _flows(recordings: list[Recording], shifts: list[int]) -> list[dict[str, Any
 
 
 def last_rank(key: Key, call: Call, calls: dict[int, dict[Key, Call]]) -> int:
-    """The rank that came last to an operation; -1 if the files do not tell.
+    """The rank that came last to an operation; -1 if the files do not show it.
 
-    Rank 0 of several hosts knows which host came last, and each rank which rank came last on its own host.
+    If there are several hosts, rank 0 knows which host came last. Each rank knows which rank came last on its host.
     """
     leader = calls.get(0, {}).get(key)
     if leader is not None and len(leader.host_order) > 1:

@@ -1,4 +1,4 @@
-"""The page: one HTML file with its data, style and program inside."""
+"""Builds the page: one HTML file that contains its data, style and script."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def page(recordings: list[Recording], shifts: list[int]) -> str:
         "ERRORS": _error_table(recordings),
         "DATA": json.dumps(_data(recordings, shifts, of_rank), separators=(",", ":")).replace("<", "\\u003c"),
     }
-    # Split once: inserted text is not searched for names of parts.
+    # Only the template is split at "@@", since inserted text may contain "@@" too.
     pieces = _TEMPLATE.read_text(encoding="utf-8").split("@@")
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
 
@@ -57,7 +57,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _notes(recordings: list[Recording], shifts: list[int], of_rank: dict[int, list[Step]]) -> list[str]:
-    """The highlights."""
+    """Sentences about the most important findings."""
     notes = []
     late, known = latecomers(recordings, shifts)
     if late:
@@ -160,7 +160,7 @@ def _error_table(recordings: list[Recording]) -> str:
 
 
 def _data(recordings: list[Recording], shifts: list[int], of_rank: dict[int, list[Step]]) -> dict[str, Any]:
-    """The data for the page's program; times in microseconds."""
+    """The data for the page's script; times in microseconds."""
     names: dict[str, int] = {}
     ranks = []
     for one, shift in zip(recordings, shifts):
@@ -203,7 +203,7 @@ def _bar(call: Call, lane: int, shift: int, names: dict[str, int]) -> list[Any]:
 
 
 def _lanes(calls: list[Call]) -> list[int]:
-    """A lane for each call: calls of a lane do not overlap, and there are few lanes."""
+    """The lane (a row of bars) of each call: calls in a lane do not overlap, and there are few lanes."""
     free: list[int] = []  # the end of each lane's last call
     found = [0] * len(calls)
     for index in sorted(range(len(calls)), key=lambda index: calls[index].begin):

@@ -1,4 +1,4 @@
-"""A file of one rank's timeline, read and checked."""
+"""Reads and checks the file of one rank's timeline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-# Names of the bars below a call's bar. Other bars without a signature occur only in rows of threads ("awake").
+# Names of the phases of a call, which the timeline shows as bars below the call's bar. Other bars without a signature
+# occur only in rows of threads ("awake").
 PHASES = ("copy in", "wait", "reduce", "network", "spread", "copy out")
 KINDS = ("gradients", "allreduce", "broadcast", "allgather", "reducescatter", "alltoall", "barrier", "other")
 _KIND = re.compile(r"\b(barrier|allreduce|broadcast|allgather|reducescatter|alltoall)\b")
@@ -26,11 +27,11 @@ class Call:
     Attributes
     ----------
     begin, end : int
-        Nanoseconds since `Recording.zero`: when this rank's arrays and the result were ready.
+        When this rank's arrays were ready, and when the result was ready, in nanoseconds since `Recording.zero`.
     order, late : list
-        Ranks of this rank's host in the order of arrival, and milliseconds after the first.
+        Ranks of this rank's host in the order of arrival, and each rank's milliseconds after the first rank.
     host_order, host_late : list
-        The same for hosts, named by their first rank; only on rank 0 of several hosts.
+        The same for hosts, each given by its first rank; empty except in rank 0's file of a job on several hosts.
     phases : list of (str, int, int)
         Name, begin and end of each phase.
     """
@@ -131,7 +132,7 @@ def _recording(path: str, content: Any) -> Recording:
 
 
 def nanoseconds(microseconds: Any) -> int:
-    """A time of an event: JSON has microseconds with three decimals."""
+    """An event's time in nanoseconds, from the microseconds with three decimals in JSON."""
     return _number(round(microseconds * 1000))
 
 
@@ -154,13 +155,13 @@ def _arrivals(about: dict[str, Any], ranks: str, late: str) -> tuple[list[int], 
 def _calls(events: list[dict[str, Any]]) -> list[Call]:
     """The calls in the order of the file, each with its phases, which follow its bar in the same row."""
     rows: dict[int, str] = {}
-    last: dict[int, Call] = {}  # by row
+    last: dict[int, Call] = {}  # the last call of each row
     calls = []
     for event in events:
         if event["ph"] == "M" and event["name"] == "thread_name":
             rows[event["tid"]] = event["args"]["name"]
         if event["ph"] != "X":
-            nanoseconds(event.get("ts", 0))  # a trace of several ranks moves it
+            nanoseconds(event.get("ts", 0))  # check the time now, since joined.py shifts all times
             continue
         begin = nanoseconds(event["ts"])
         end = begin + nanoseconds(event["dur"])

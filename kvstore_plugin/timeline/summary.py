@@ -1,4 +1,4 @@
-"""The data of the page's tables: ranks that came last, sizes of operations, and the share hidden by backward."""
+"""The data of the page's tables: ranks that came last, sizes of operations, and communication during backward."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LARGEST = "1 MiB and more"
 class Lateness:
     """How often a rank came last, and the resulting waits.
 
-    ``held``: for each operation the arrival (ns) of the previous rank and of this rank: in between all others waited
-    only for this rank.
+    ``held``: for each operation the arrival times (ns) of the last but one rank and of this rank. Between the two all
+    other ranks waited only for this rank.
     """
 
     rank: int
@@ -29,7 +29,7 @@ class Lateness:
 
     @property
     def total(self) -> int:
-        """Nanoseconds in which the others waited for it; simultaneous waits count once."""
+        """Nanoseconds in which other ranks waited for this rank; simultaneous waits count once."""
         total, until = 0, 0
         for begin, end in sorted(self.held):
             total += max(0, end - max(begin, until))
@@ -38,11 +38,11 @@ class Lateness:
 
 
 def latecomers(recordings: list[Recording], shifts: list[int]) -> tuple[list[Lateness], int]:
-    """Ranks that came last, the most costly first, and the number of operations for which that is known."""
+    """Ranks that came last, the most costly first, and the number of operations whose last rank is known."""
     calls = {recording.rank: by_key(recording) for recording in recordings}
     found: dict[int, Lateness] = {}
     seen: set[Key] = set()
-    for one, shift in zip(recordings, shifts):  # in the order of ranks: rank 0 knows about other hosts
+    for one, shift in zip(recordings, shifts):  # by rank, so rank 0 first: only its file has other hosts' arrivals
         for key, call in calls[one.rank].items():
             interval = None if key in seen else _held(call, one)
             rank = last_rank(key, call, calls)
@@ -86,12 +86,12 @@ class SizeClass:
 
     @property
     def median_wait(self) -> float:
-        """Median of the time that it waited for other ranks."""
+        """Median of the time that the recording rank waited for other ranks."""
         return statistics.median(self.waits)
 
 
 def sizes(recordings: list[Recording]) -> list[SizeClass]:
-    """Operations by kind and size; every rank's call counts."""
+    """Operations by kind and size; the call of each rank counts separately."""
     labels = [label for _, label in _SIZE_CLASSES] + [_LARGEST]
     found: dict[tuple[int, int], SizeClass] = {}
     for recording in recordings:
@@ -118,8 +118,8 @@ class Step:
     begin: int
     ready: int
     end: int
-    communication: int  # while any of its operations was under way
-    overlapped: int  # the part of it before `ready`
+    communication: int  # time in which at least one operation of the step ran
+    overlapped: int  # the part of `communication` before `ready`
 
 
 def steps(recording: Recording) -> list[Step]:
@@ -141,7 +141,7 @@ def _step(rank: int, owner: str, calls: list[Call]) -> Step:
     ready = calls[-1].begin
     communication = overlapped = 0
     until = calls[0].begin
-    for call in calls:  # in the order of their begin: the union of their times
+    for call in calls:  # sorted by begin: adds up the union of the calls' times
         begin = max(call.begin, until)
         until = max(until, call.end)
         communication += max(0, call.end - begin)

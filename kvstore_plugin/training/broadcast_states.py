@@ -32,7 +32,7 @@ from .trainer import DistributedTrainer
 _COUNTERS = {"num_update", "begin_num_update", "_index_update_count", "_all_index_update_counts"}
 _OF_THE_WORKER = {"param_dict", "idx2name", "sym_info"}
 
-# Attributes of a Trainer in addition to its optimizer. AMP changes the first and adds the second.
+# Attributes of a Trainer that are sent in addition to its optimizer. AMP changes the first and adds the second.
 _OF_THE_TRAINER = ("_scale", "_amp_original_scale")
 
 
@@ -41,8 +41,8 @@ class _Share(NamedTuple):
 
     process_set: ProcessSet
     named: Sequence[Named]
-    root: int  # within the set
-    with_optimizer: bool  # False: only the states of these parameters
+    root: int  # rank within the set
+    with_optimizer: bool  # False: of the optimizer, only the states of these parameters are sent
 
 
 def broadcast_states(trainer: gluon.Trainer, root_rank: int = 0, counters: bool = True) -> None:
@@ -54,8 +54,8 @@ def broadcast_states(trainer: gluon.Trainer, root_rank: int = 0, counters: bool 
     scale of AMP, and the counts of updates. Deferred parameters are initialized if the root has values. States that a
     worker has not created yet are created.
 
-    With the optimizer on the store no worker has all states: each worker has those of its share, and load_states, which
-    all workers call, gives each worker its own. So states are neither sent nor changed.
+    With the optimizer on the store no worker has all states: each worker has the states of its share, and load_states,
+    which all workers call, gives each worker its share. So this call neither sends nor changes states.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def broadcast_states(trainer: gluon.Trainer, root_rank: int = 0, counters: bool 
         values from the root, or from the set's first worker if the root is not in the set. Local parameters are left
         alone.
     root_rank : int, optional
-        The worker, as a global rank. In a process set without rank 0, the default means the set's first worker.
+        Global rank of the worker that sends. In a process set without rank 0, the default means the set's first worker.
     counters : bool, optional
         Whether to send the counts of updates, which learning rate schedules and Adam's bias correction use. False: each
         worker keeps its own counts.
@@ -119,7 +119,7 @@ class _Exchange:
         described = broadcast_object(sent, share.process_set.ranks[share.root], "broadcast_states", share.process_set)
         with operation.waiting(share.process_set, "broadcast_states") as turn:
             self._check(described)
-            # Names not used by an earlier call, which an exception may have ended on some worker.
+            # Use new names: an exception in an earlier call may have left different call counts for that call's names.
             scope, _ = operation_names.numbered_alike(
                 turn, share.process_set, "broadcast_states", "broadcast_states of values"
             )
@@ -294,7 +294,7 @@ class _Exchange:
                 optimizer.num_update, optimizer.begin_num_update = received.num_update, received.begin_num_update
 
     def _keep_names(self) -> None:
-        """Give wrappers of the optimizer equal names on all workers: loading states copies wrappers on some workers."""
+        """Give each DistributedOptimizer the same name on all workers: load_states() may have replaced some of them."""
         held = [self._trainer._optimizer, *(updater.optimizer for updater in self._trainer._updaters)]
         wrappers = [one for one in held if isinstance(one, DistributedOptimizer)]
         if wrappers:

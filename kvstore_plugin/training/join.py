@@ -1,9 +1,9 @@
 """join: workers may run out of data at different steps.
 
-A worker that has left the loop still takes part in the steps of the other workers: it contributes zeros to the sums of
-gradients and makes the same updates. So its parameters, optimizer states and counters, and its share of an optimizer
-that is divided over the workers, are the same as if it had continued. So at the beginning of each step the workers
-exchange which of them take the step and how. Outside of join() there is no such exchange.
+A worker that has left the loop still participates in the steps of the other workers: it contributes zeros to the sums
+of gradients and makes the same updates. So its parameters, optimizer states and counters, and its share of an optimizer
+that is divided over the workers, are the same as if it had continued. At the beginning of each step the workers tell
+each other which workers take the step and how. Outside of join() there is no such exchange.
 
 The idea is from PyTorch's torch.distributed.algorithms.Join.
 """
@@ -34,8 +34,8 @@ class _Plan(NamedTuple):
     """The next call of the workers that have not ended; must be equal on all of them."""
 
     kind: int
-    trainer: int  # number in the arguments of join()
-    factor: float  # of gradients in the update, for step() and update()
+    trainer: int  # index among the arguments of join()
+    factor: float  # factor of the gradients in the update, for step() and update()
     learning_rate: float  # 0.0 if a scheduler sets it
     ignore_stale: bool
 
@@ -65,10 +65,10 @@ _NOTHING = _Plan(_ENDED, 0, 0.0, 0.0, False)
 
 
 class join:
-    """Context manager in which workers may take different numbers of steps. Collective; each step in it waits.
+    """Context manager in which workers may take different numbers of steps. Collective; its steps wait for each other.
 
     All workers write ``with join(trainer):`` around their training loops. A worker that ends its loop waits at the end
-    of the ``with`` block for the other workers, and meanwhile takes part in their steps: it contributes zeros to the
+    of the ``with`` block for the other workers, and meanwhile participates in their steps: it contributes zeros to the
     sums of gradients, and makes the same updates. When the last worker has ended, all workers continue, with the same
     parameters and optimizer states. In the block, step(), allreduce_grads() and update() of these trainers wait for the
     same call of all workers that have not ended.
@@ -85,8 +85,8 @@ class join:
     Attributes
     ----------
     last_rank : int or None
-        After the block: the global rank of the worker that ended last; of several workers the highest rank. None if no
-        worker took a step.
+        After the block: the global rank of the worker that ended last, the highest rank if several workers did. None if
+        no worker took a step.
     steps : int
         The number of the trainers' updates in the block, the same on all workers.
 
@@ -147,8 +147,8 @@ class join:
             turn.meet(f"join of {scopes}, divide_by_initial_world_size={self._divides_by_all}")
         _running[self._process_set] = self
         self._failed = False
-        # Another blocking call in the block meets the steps of other workers, and both fail. A worker that catches this
-        # error gets another error in its next step, and no worker takes a turn for this join() any more.
+        # Another blocking call inside the block is matched with the steps of other workers, and both fail. A worker
+        # that catches this error gets another error in its next step: no worker continues a join() that has failed.
         operation.when_failed[deadlock_check.waiting_name(self._process_set)] = self._note_failure
         for hook in self._hooks:
             hook.attach(self)
@@ -185,7 +185,7 @@ class join:
                 "This join() has failed, so its workers are out of step. Leave the block, and move calls that wait "
                 "(barrier, allreduce_metric, ...) behind it."
             )
-        self._failed = True  # an error in this exchange ends it on all workers
+        self._failed = True  # an error in this exchange ends the join() on all workers
         with operation.waiting(self._process_set, "join") as turn:
             rows = turn.meet(_CALL, mine.numbers())
         active = np.flatnonzero(rows[:, 0] != _ENDED)
@@ -201,7 +201,7 @@ class join:
         return (_Plan.of(rows[active[0]]) if active.size else _NOTHING), active
 
     def _stand_in(self) -> None:
-        """Take part in the steps of the other workers until all have ended."""
+        """Participate in the steps of the other workers until all workers have ended."""
         while True:
             plan, active = self._meet(_NOTHING)
             if not active.size:
@@ -282,7 +282,8 @@ def _hooks_of(trainers: Sequence[Any]) -> list[JoinHook]:
 
 
 def _contribute_nothing(shared: Sequence[Named], ignore_stale: bool) -> None:
-    """Make this worker's gradients zeros, or with `ignore_stale` stale: no update if no worker uses the parameter."""
+    """Set this worker's gradients to zeros; with `ignore_stale` mark them stale, so that a parameter that no worker
+    uses is not updated."""
     for _, parameter, _ in shared:
         if parameter._grad is None:
             continue

@@ -37,8 +37,8 @@ class LocalTrainer(DistributedTrainer):
     the mean of the weights. ``outer_momentum=0.9, nesterov=True`` is BMUF with Nesterov block momentum and, with an
     `outer_learning_rate` of 0.7, the outer optimizer of DiLoCo.
 
-    Workers may make different numbers of steps. At the end of an epoch, and before evaluation and saving, all call
-    `synchronize`. Weights, running means of BatchNorm included, are equal then.
+    Workers may make different numbers of steps. At the end of an epoch, and before evaluation and saving, all workers
+    call `synchronize`. Afterwards their weights, and running means of BatchNorm, are equal.
 
     Parameters
     ----------
@@ -56,7 +56,8 @@ class LocalTrainer(DistributedTrainer):
     outer_learning_rate : float, optional
         Factor of the averaged change. Above 0.
     outer_momentum : float, optional
-        Share of the last change that is repeated. From 0 to below 1. Chen and Huo use 1 - 1/N with N workers.
+        Share of the last outer change that is added to the next. From 0 to below 1. Chen and Huo use 1 - 1/N with N
+        workers.
     nesterov : bool, optional
         Nesterov's form of the outer momentum.
     reset_momentum : bool, optional
@@ -68,8 +69,8 @@ class LocalTrainer(DistributedTrainer):
     compression, compression_params : optional
         Compression of changes between hosts, as for `DistributedTrainer`. Your own compressor class is rejected.
     process_set, root_rank, prefix : optional
-        As for `DistributedTrainer`. All workers begin the first local step with the values that the weights have on
-        `root_rank` then. A worker outside the process set trains alone.
+        As for `DistributedTrainer`. All workers begin the first local step with the weights that `root_rank` has at
+        that moment. A worker outside the process set trains alone.
     clip_global_norm : float, optional
         As for `DistributedTrainer` in the warm-up. A local step clips by the norm of this worker's own gradients.
     elastic : bool, optional
@@ -139,7 +140,7 @@ class LocalTrainer(DistributedTrainer):
             raise
         self._resets_momentum = bool(reset_momentum)
         self._meetings: Meetings | None = None  # None on a worker outside the process set
-        self._outer: OuterOptimizer | None = None  # from the first local step on
+        self._outer: OuterOptimizer | None = None  # created in the first local step
         self._outer_state: dict | None = None  # loaded and not used yet
         self._steps_since = 0  # local steps since the last meeting
         self._period_began = 0.0
@@ -162,7 +163,7 @@ class LocalTrainer(DistributedTrainer):
 
     @property
     def _warmup_left(self) -> int:
-        """Remaining steps to make together. A failed step counts too, on all workers alike."""
+        """Number of steps that the workers still make together. A failed step counts too, on all workers."""
         return max(self._warmup_until - self._steps, 0)
 
     @property
@@ -247,16 +248,16 @@ class LocalTrainer(DistributedTrainer):
             with uninterrupted():
                 self._outer.meet(has_steps=True, goes_on=True)
                 now, seconds = time.monotonic(), self._period_seconds
-                # Periods begin at multiples of their length; otherwise a slow worker's delays would add up, and the
-                # others wait.
+                # Periods begin at multiples of their length. Otherwise the delays of a slow worker would add up, and
+                # the other workers would wait for it.
                 self._after_meeting(now if seconds is None else now - (now - self._period_began) % seconds)
 
     def synchronize(self) -> None:
         """Make the weights equal on all workers. Collective; waits until all workers have called it.
 
-        Workers may have made different numbers of steps: early workers take part in the meetings of the others without
-        a change of their own. If no worker has made steps since the last call, the weights stay. During the warm-up,
-        and on a worker outside the process set, this is a no-op.
+        Workers may have made different numbers of steps: a worker that waits here joins the meetings of the others, and
+        contributes no change. If no worker has made steps since the last call, the weights stay the same. During the
+        warm-up, and on a worker outside the process set, this is a no-op.
 
         Raises
         ------
@@ -341,7 +342,7 @@ class LocalTrainer(DistributedTrainer):
                 "save_states() of a LocalTrainer needs equal weights: call synchronize() on all workers first."
             )
         super().save_states(fname)
-        # MXNet's format has no files without arrays.
+        # `warmup_left` is an array, since MXNet's format holds only arrays, and at least one array.
         state = {"warmup_left": mx.nd.array([self._warmup_left]), **self._more_arrays()}
         atomic_file.write(f"{fname}.outer", lambda file: mx.nd.save(f"/proc/self/fd/{file.fileno()}", state))
 
@@ -349,7 +350,7 @@ class LocalTrainer(DistributedTrainer):
         """Load what `save_states` has written. Call it on all workers, between the same steps.
 
         In the next step all workers restart from the weights and the outer states of `root_rank`. Local steps since the
-        last meeting, and a meeting under way, are dropped.
+        last meeting, and a meeting in progress, are dropped.
 
         Parameters
         ----------
@@ -358,8 +359,8 @@ class LocalTrainer(DistributedTrainer):
         Raises
         ------
         OSError, ValueError, MXNetError
-            A file cannot be read, or is of another network, or was written during the warm-up, and this trainer makes
-            local steps already.
+            A file cannot be read, belongs to another network, or was written during the warm-up although this trainer
+            makes local steps already.
 
         Examples
         --------
@@ -394,10 +395,10 @@ class LocalTrainer(DistributedTrainer):
             self.synchronize()
 
     def _meet_again(self) -> None:
-        """As for DistributedTrainer. Local steps begin again, with the velocities of `_restore_arrays`."""
+        """As in DistributedTrainer. Local steps begin again, with the velocities given to `_restore_arrays`."""
         self._outer = None
         self._steps_since = 0
-        if not self._reducers_together():  # local steps had begun; the warm-up may repeat
+        if not self._reducers_together():  # local steps had begun; restored counts may repeat the warm-up
             self._gradients = []
         super()._meet_again()
         self._meetings = Meetings(self._shares[0].process_set, self._shares[0].scope)
@@ -411,7 +412,7 @@ class LocalTrainer(DistributedTrainer):
         return time.monotonic() - self._period_began >= self._period_seconds
 
     def _begin_if_due(self) -> None:
-        """Begin local steps with the other workers: the first time and after load_states(). Waits for them."""
+        """Begin local steps, the first time and after load_states(). Waits for the other workers."""
         if self._outer is not None and self._outer_state is None:
             return
         share, state = self._shares[0], self._outer_state
@@ -421,7 +422,7 @@ class LocalTrainer(DistributedTrainer):
             self._meet(call)
         except Exception:
             raise
-        except BaseException as error:  # Ctrl-C: the other workers may begin
+        except BaseException as error:  # Ctrl-C, of which the other workers do not know: they may begin
             reason = f"{type(error).__name__} has interrupted {call} on rank {process.rank()}"
             self._meetings.refuse_begin(len(self._trained()), bool(state), reason)
             raise
@@ -432,7 +433,7 @@ class LocalTrainer(DistributedTrainer):
             if self._clipping is not None:
                 self._clipping = Clipping(self._clipping.most, self._gradients, None, self._params, True)
             self._outer = OuterOptimizer(self._meetings, [item.value for item in share.named], self._outer_options)
-            # Workers may have other values since the trainer was created. Meetings add changes to a common point.
+            # Workers' values may have changed since the trainer was created, but meetings need a common point.
             self._outer.begin(share.root, state or {})
             self._outer_state = None
             self._steps_since = 0
@@ -457,7 +458,7 @@ class LocalTrainer(DistributedTrainer):
             with Turn(self._meetings.process_set, self._meetings.whole, call) as turn:
                 self._check_begin()
                 return turn.meet(call, numbers)
-        except Exception as error:  # on all workers; some of them may be in a meeting
+        except Exception as error:  # raised on all workers; in a meeting, workers also wait for changes
             self._meetings.refuse_changes(str(error))
             self._redefer(str(error))
             raise
@@ -496,7 +497,7 @@ class LocalTrainer(DistributedTrainer):
         self._steps_since = 0
         self._period_began = period_began
         if self._resets_momentum:
-            for updater in self._updaters:  # which creates new states in the next update
+            for updater in self._updaters:  # each creates new states in its next update
                 updater.states.clear()
                 updater.states_synced.clear()
 

@@ -1,4 +1,7 @@
-"""Meetings of a DistributedTrainer's workers: when it is created, after another init(), and after a lost worker."""
+"""Meetings of a DistributedTrainer's workers: when it is created, after another init(), and after the loss of a worker.
+
+In a meeting the workers compare the trainer's parameters and options, and get equal values of the parameters.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ from .stand_ins import LEFT_OUT, Listed
 from .trainer_options import TrainerOptions
 
 _DEVICES = "devices: "  # prefix of one of the lines that all workers compare
-# A line that all workers compare: a trainer created after init() has no equal states.
+# A trainer that outlives its init() adds this line to those that all workers compare, so that it does not match a new
+# trainer of another worker, which has no equal states.
 _KEPT = "made before the last init()"
 _NEVER_HELD = ("sentinel: unequal to every `_data`",)
 
@@ -40,7 +44,7 @@ class MeetingTrainer(gluon.Trainer):
 
     def _begin(self, options: TrainerOptions) -> None:
         self._options = options
-        # Devices at the last check of the gradients: each parameter's device, and each device's parameters.
+        # At the last check of the gradients: each parameter's arrays, its device, and the parameters of each device.
         self._held: list[Any] = [_NEVER_HELD] * len(self._params)
         self._where: list[Any] = [None] * len(self._params)
         self._by_device: list[set[Parameter]] = []
@@ -48,9 +52,9 @@ class MeetingTrainer(gluon.Trainer):
         self._freshness_is_shared = False
         self._is_told_of_means = options.gradients_after_allreduce is not None or options.reduce_method == "sum"
         self._join: Any = None  # the `join` around the training loop
-        self._losses = process.losses  # when the workers last met for this trainer
+        self._losses = process.losses  # the value when the workers last met for this trainer
         self._steps = 0  # equal on all workers between two steps, even after a failed step
-        self._begun: tuple[str, bool] | None = None  # in step() and update(): label of a step, ignore_stale_grad
+        self._begun: tuple[str, bool] | None = None  # while step() or update() runs: a step's label, ignore_stale_grad
         self._awaits_update = False  # allreduce_grads() was called, and update() was not
         self._is_counted = False  # allreduce_grads() has failed here, and this worker has counted the update
         self._labelled: tuple[Any, str] = (None, "")  # cache of _label(): its input, and the label
@@ -81,7 +85,7 @@ class MeetingTrainer(gluon.Trainer):
         roots: dict[ProcessSet, int],
         named_of: dict[ProcessSet | None, list[Named]],
     ) -> None:
-        """Meet the other workers of all process sets, and create the reducers of the gradients."""
+        """Compare the trainers of all workers in all process sets, and create the reducers of the gradients."""
         self._clipping: Clipping | None = None
         suffix = f".{options.prefix}" if options.prefix else ""
         self._shares = [
@@ -111,8 +115,8 @@ class MeetingTrainer(gluon.Trainer):
     def _met(
         self, scopes: dict[ProcessSet, str], how: Reduction, options: Sequence[str], are_equal: bool = False
     ) -> list[Any]:
-        """Meet the other members of each process set, give the parameters equal values, and return their reducers."""
-        met, sparse = [], []  # sparse last: they block until backward ends, when dense reductions should already run
+        """Compare the options in each process set, give the parameters equal values, and return their reducers."""
+        met, sparse = [], []  # sparse reducers last: they block until backward ends, and dense reductions run meanwhile
         for number, share in enumerate(self._shares):
             try:
                 reduction = how._replace(process_set=share.process_set)
@@ -158,12 +162,13 @@ class MeetingTrainer(gluon.Trainer):
                 "clip_global_norm needs a parameter in the trainer's process set, but parameter_process_sets names "
                 "other sets for all parameters. Give the trainer the process set of some of them."
             )
-        # The last reducer: a SparseReducer compares in each step, even if all its parameters are frozen.
+        # Use the last reducer: a SparseReducer compares in each step, even if all its parameters are frozen.
         norm_reducer = reducers[-1] if reducers else None
         self._clipping = Clipping(most, self._gradients, norm_reducer, self._params, self._store_optimizer is None)
 
     def _warn_of_noise(self) -> None:
-        """Log a warning if the optimizer gives different weights to the workers; a LocalTrainer's workers have them."""
+        """Log a warning if the optimizer may give the workers different weights. Not in a LocalTrainer, which allows
+        different weights."""
         if self._store_optimizer is None:
             traits.warn_of_noise(self._optimizer, self._options.process_set.size())
 
@@ -189,7 +194,7 @@ class MeetingTrainer(gluon.Trainer):
         return self._options.elastic
 
     def _resume(self, replaces_states: bool = False) -> None:
-        """Meet the workers of a new init(), at the first use of the trainer after it. Collective.
+        """Meet the workers of a new init(), at the first use of the trainer after this init(). Collective.
 
         All workers get rank 0's values, optimizer states, settings and counts. `replaces_states`: the caller replaces
         the states of an optimizer on the store.
@@ -215,7 +220,10 @@ class MeetingTrainer(gluon.Trainer):
             raise
 
     def _meet_to_resume(self, refusal: str | None) -> None:
-        """Wait for the other workers' first use; a worker that waits in another call gets an error."""
+        """Wait until all workers use their trainer again; a worker that waits in another call gets an error.
+
+        `refusal`: why this worker cannot continue; then all workers get an error.
+        """
         call, reason = "the first use of a DistributedTrainer made before the last init()", refusal
         for share in self._shares:
             turn = operation.waiting(share.process_set, call)
@@ -233,7 +241,7 @@ class MeetingTrainer(gluon.Trainer):
             raise failure
 
     def _why_not_resumed(self, replaces_states: bool) -> str | None:
-        """The reason why different ranks than before cannot continue training."""
+        """The reason why training cannot continue after a change of ranks; None if it can."""
         if self._store_optimizer is None or replaces_states or not self._store_optimizer.keys:
             return None
         return resumption.STATES_ARE_LOST.format(whose=f"{self._shares[0].scope} (update_on_kvstore=True)")
@@ -241,7 +249,7 @@ class MeetingTrainer(gluon.Trainer):
     def _meet_again(self) -> None:
         """Restart with the remaining workers, which have given the parameters equal values. Collective.
 
-        No graph recorded earlier may write gradients any more. With update_on_kvstore=True the states are empty
+        The caller must not run backward on graphs recorded earlier. With update_on_kvstore=True the states are empty
         afterwards, and the parameters with values have owners among the remaining workers.
         """
         if self._store_optimizer is not None:
@@ -268,12 +276,12 @@ class MeetingTrainer(gluon.Trainer):
         self._generation = process.generation
 
     def _options_of_world(self) -> tuple[int, list[str]]:
-        """Bytes of a bucket, and the options that workers compare. Both may depend on the workers at the beginning."""
+        """Bytes of a bucket, and the options that workers compare; both may depend on the number of workers."""
         _, how, lines = self._meeting
         return how.bucket_bytes, lines
 
     def _take_options_of_world(self, bucket_bytes: int, lines: list[str]) -> None:
-        """Meet with the options of another worker: this trainer was created by a new worker, in its own world."""
+        """Use another worker's options in the next meeting: a new worker creates this trainer in a world of its own."""
         scopes, how, mine = self._meeting
         devices = next(line for line in mine if line.startswith(_DEVICES))
         lines = [devices if line.startswith(_DEVICES) else line for line in lines]
@@ -284,7 +292,7 @@ class MeetingTrainer(gluon.Trainer):
         return {}
 
     def _restore_arrays(self, kept: Mapping[str, NDArray]) -> None:
-        """Take over copies of the arrays of `_more_arrays` at a commit."""
+        """Continue from copies of the arrays of `_more_arrays`, which a commit has kept."""
 
     def _before_commit(self) -> None:
         """Make the weights equal on all workers before a commit of an ElasticState. Collective."""
@@ -300,7 +308,7 @@ class MeetingTrainer(gluon.Trainer):
         """Raise a ValueError unless all workers can skip a step together after an overflow on one worker."""
         if self._store_optimizer is not None:
             if self._clipping is None:
-                self._begin_clipping(math.inf)  # adds up squares, to find overflow
+                self._begin_clipping(math.inf)  # computes the norm, which shows an overflow
             return
         if len(placement.by_device(self._params)) > 1:
             raise ValueError("AMP needs all parameters on the same devices, since MXNet checks all gradients together.")

@@ -40,7 +40,7 @@ class _Kind(NamedTuple):
 
     matches: Callable[[Any], bool]
     names: Sequence[str]  # names of the attributes of its state
-    combine: Callable[[Any, Sequence[State]], None]  # overwrites a metric with the states of all ranks
+    combine: Callable[[Any, Sequence[State]], None]  # sets a metric to the combined states of all ranks
     holder: Callable[[Any], Any] = lambda metric: metric  # the object that has the attributes
 
     def state(self, metric: Any) -> State:
@@ -62,7 +62,7 @@ def allreduce_metric(metric: Any, process_set: ProcessSet = global_process_set) 
         Any metric of MXNet (mx.metric, in 2.0 mx.gluon.metric), including composite metrics, and your own metrics that
         only add to `sum_metric` and `num_inst`. It is not changed, so it can continue to count. The same on all ranks.
     process_set : ProcessSet, optional
-        The workers that take part.
+        The workers whose metrics are combined.
 
     Returns
     -------
@@ -156,7 +156,7 @@ def _counts_of(metric: Any) -> Any:
 
 
 def _add_counts(metric: Any, states: Sequence[State]) -> None:
-    states = [state for state in states if state]  # in 2.0 there are no counts before the first batch
+    states = [state for state in states if state]  # MXNet 2.0 has no counts before the first batch
     if not states:
         return
     counts = _counts_of(metric)

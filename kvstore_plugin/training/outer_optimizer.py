@@ -29,10 +29,11 @@ _CALL = "a meeting of a LocalTrainer"
 
 
 class Meetings:
-    """The names of a trainer's meetings, and queries about ranks that wait under them.
+    """The names of the operations of a trainer's meetings, and queries about ranks that wait in these operations.
 
-    A meeting has two operations: its counts and the running means under `whole`, and the changes under `name`, which
-    take the turn of `whole`. So the changes of a meeting that a rank did not finish cannot match a later meeting.
+    A meeting has two operations. The first, named `whole`, sums counts and running means. The second, named `name`,
+    sums the changes. Both have the same number, that of the call of `whole`. So the changes of a meeting that a rank
+    did not finish cannot match a later meeting.
     """
 
     def __init__(self, process_set: ProcessSet, scope: str) -> None:
@@ -72,11 +73,11 @@ class OuterOptions(NamedTuple):
     momentum: float
     nesterov: bool
     overlap: bool
-    wire: str  # type or compressor between hosts; empty: uncompressed
+    wire: str  # compression of changes between hosts, in the core's form; empty: none
 
 
 class _Weight:
-    """One parameter: its common point, its velocity, and its change. Arrays of mx.nd, like `w`."""
+    """One parameter with its common point (`anchor`), velocity and change, all as arrays of mx.nd."""
 
     def __init__(self, parameter: Parameter, with_velocity: bool, with_snapshot: bool) -> None:
         self.parameter = parameter
@@ -114,10 +115,10 @@ class OuterOptimizer:
     meetings : Meetings
         The names of the meetings.
     parameters : sequence of Parameter
-        All parameters, in an order that is the same on all workers. Those with gradients need values that are equal on
-        all workers. Auxiliary parameters (running means) are averaged, with overlap by `meet_now` only, since training
-        does not use them, and the average of an earlier period would undo the steps since. Frozen parameters are left
-        alone.
+        All parameters, in an order that is the same on all workers. Those with gradients must have values, which
+        `begin` makes equal. Auxiliary parameters (running means) are averaged; with overlap only by `meet_now`:
+        training does not use them, and the average of an earlier period would undo the updates of later steps. Frozen
+        parameters are left alone.
     options : OuterOptions
     """
 
@@ -135,18 +136,20 @@ class OuterOptimizer:
             self._averages = [_classic(parameter._data[0]).copy() for parameter in self._auxiliary]
         # Counts of the last meeting: workers with steps, workers that continue, and workers whose running means count.
         self._counts: Any = None
-        self.is_pending = False  # a meeting is under way or not applied yet
+        self.is_pending = False  # a meeting is in progress, or its result is not applied yet
         self._broken = ""  # why this worker's weights may differ from those of other workers
 
     def begin(self, root: int, state: dict[str, NDArray]) -> None:
-        """Start from the velocities and the weights of a rank, in the turn of the last operation under `whole`.
+        """Start from the velocities and the weights of one rank.
+
+        The broadcasts have the number of the last call of the operation `whole`.
 
         Parameters
         ----------
         root : int
             The rank within the process set.
         state : dict of NDArray
-            The velocities as `state` has returned them, empty for zeros; either on all workers or on none.
+            The velocities as `state` has returned them; empty, for zeros, either on all workers or on none.
         """
         core, of_whole, own = self._meetings.process_set._core, self._meetings.whole, self.state()
         sent = [arrays.handles(weight.parameter._data) for weight in self._weights]
@@ -160,7 +163,7 @@ class OuterOptimizer:
                 weight.weight.copyto(weight.anchor)
 
     def meet(self, has_steps: bool, goes_on: bool) -> None:
-        """Average the changes of all workers, and apply them; with overlap, those of the previous meeting.
+        """Average the changes of all workers, and apply the average; with overlap, that of the previous meeting.
 
         With overlap this waits for the previous meeting, which began a period ago.
 
@@ -188,7 +191,7 @@ class OuterOptimizer:
         self.is_pending = True
 
     def finish_pending(self) -> None:
-        """Wait for a meeting that is under way, and apply it; otherwise a no-op.
+        """Wait for a meeting that is in progress, and apply its result; otherwise a no-op.
 
         Raises
         ------
@@ -216,7 +219,7 @@ class OuterOptimizer:
             self._push_whole(has_steps, goes_on)
             with self._unbroken(MXNetError):
                 with_steps, going_on, _ = self._wait()
-            # With zeros, error feedback would send its residual, which no worker would use.
+            # If all changes are zeros, error feedback would still send its residual, and no worker would use it.
             if with_steps > 0:
                 self._push_changes(changes)
         with self._unbroken(MXNetError):
@@ -232,7 +235,10 @@ class OuterOptimizer:
 
     @contextlib.contextmanager
     def _unbroken(self, *of_all: type[BaseException]) -> Iterator[None]:
-        """Record an exception that ends a meeting on this worker; exceptions `of_all` are raised on all workers."""
+        """Context manager: records an exception that ends a meeting on this worker only.
+
+        Exceptions of the types `of_all` end the meeting on all workers, and are not recorded.
+        """
         try:
             yield
         except of_all:
@@ -268,14 +274,14 @@ class OuterOptimizer:
         return {str(number): one.velocity for number, one in enumerate(self._weights) if one.velocity is not None}
 
     def _push(self, has_steps: bool, goes_on: bool) -> None:
-        """Begin both operations of a meeting."""
+        """Start both operations of a meeting."""
         with self._changes() as changes:
             self._push_whole(has_steps, goes_on)
             self._push_changes(changes)
 
     def _changes(self) -> Turn:
-        """Context manager for the second operation: an exception before it has begun is reported to the other
-        workers."""
+        """Context manager for the second operation: an exception before this operation has started is reported to the
+        other workers."""
         return Turn(self._meetings.process_set, self._meetings.name, _CALL, self._meetings.whole)
 
     def _push_whole(self, has_steps: bool, goes_on: bool) -> None:
@@ -324,7 +330,8 @@ class OuterOptimizer:
                 if weight.velocity is None:
                     weight.anchor += change
                 else:
-                    # One operation: a failed meeting leaves the velocity unchanged, as on workers that refused it.
+                    # A single operation writes the velocity, so that a failed meeting leaves the velocity unchanged, as
+                    # on workers that have refused the meeting.
                     mx.nd.elemwise_add(weight.velocity * options.momentum, change, out=weight.velocity)
                     weight.anchor += (
                         change + options.momentum * weight.velocity if options.nesterov else weight.velocity
@@ -372,7 +379,7 @@ def check_state(state: dict[str, NDArray], parameters: Sequence[Parameter], opti
 
 @contextlib.contextmanager
 def _classic_operators() -> Iterator[None]:
-    """Context for operators of mx.nd on arrays of any shape, including (), without recording."""
+    """Context manager for operators of mx.nd on arrays of any shape, including (), without recording."""
     with arrays.not_recorded(), mx.util.np_shape(True):
         yield
 

@@ -29,7 +29,7 @@ class DistributedSampler(gluon.data.Sampler):
     length : int
         Number of samples in the data set, ``len(dataset)``.
     shuffle : bool, optional
-        True: a random order, another in each epoch (see `set_epoch`). False: the order of the data set.
+        True: a random order, a new one in each epoch (see `set_epoch`). False: the order of the data set.
     seed : int, optional
         Seed of the random orders; at least 0.
     drop_last : bool, optional
@@ -37,7 +37,8 @@ class DistributedSampler(gluon.data.Sampler):
         samples.
     even : bool, optional
         False: give each sample to exactly one worker, once, so that some workers get one sample more than others. For
-        evaluation, in which workers do not wait for each other; in training the workers would get out of step.
+        evaluation, in which workers do not wait for each other. In training the workers would make different numbers of
+        steps.
     rank, size : int, optional
         This worker and the number of workers, instead of those of `process_set`. Give both or neither.
     process_set : ProcessSet, optional
@@ -51,7 +52,7 @@ class DistributedSampler(gluon.data.Sampler):
     Notes
     -----
     In training, a complete second iteration over a shuffled order without a call of `set_epoch` is a mistake: the first
-    worker logs one warning. With ``shuffle=False`` or ``even=False`` there is none.
+    worker logs one warning. With ``shuffle=False`` or ``even=False`` it logs no warning.
 
     Examples
     --------
@@ -63,7 +64,7 @@ class DistributedSampler(gluon.data.Sampler):
     ...         scores = net(images)  # continue as in DistributedTrainer's example
     """
 
-    # Class attributes: samplers from older pickles lack them.
+    # Defaults in the class, since samplers from older pickles lack these attributes.
     _was_used = False  # an iteration has reached its end since the last set_epoch()
     _is_told = False
 
@@ -123,7 +124,8 @@ class DistributedSampler(gluon.data.Sampler):
         return self._noting_end(self._order()[self._rank :: self._size].tolist())
 
     def _noting_end(self, indices: list[int]) -> Iterator[int]:
-        """The indices. An iteration that stops early, such as after one batch for its shapes, is not an epoch."""
+        """Yield the indices, and note their end. An iteration that stops early (after a batch, to get its shapes) does
+        not count as an epoch."""
         epoch = self._epoch
         yield from indices
         self._was_used = self._epoch == epoch
@@ -134,7 +136,7 @@ class DistributedSampler(gluon.data.Sampler):
         return self._length // self._size if self._drop_last else -(-self._length // self._size)
 
     def _order(self) -> np.ndarray:
-        """The order in which the workers take samples in turn; if even, extended or cut to a multiple of `size`."""
+        """The order in which the workers take samples in turn; with `even`, extended or cut to a multiple of `size`."""
         order = np.arange(self._length)
         if self._shuffle:
             # The numbers of a RandomState are the same in all releases of numpy, unlike those of a Generator.

@@ -18,7 +18,7 @@ LEFT_OUT = _LeftOut()
 
 
 class Listed:
-    """Replaces a Parameter with row_sparse values, so that list_data() works: MXNet's own expects a store.
+    """Replaces a Parameter with row_sparse values, so that list_data() works: MXNet's own list_data() expects a store.
 
     With MXNet's own stores such a Parameter (of gluon.contrib.nn.SparseEmbedding, say) holds the rows of the last batch
     only, and a server holds all rows. Without servers each worker holds all rows, as of a dense Parameter, and

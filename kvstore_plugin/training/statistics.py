@@ -1,8 +1,9 @@
 """Statistics of this worker's operations and waits: the counters of the core, with names and units.
 
 The counters are always on (csrc/runtime/requests.h, csrc/table/entry.h, csrc/mxnet/step_clock.h). Reading the counters
-sends no message and waits for no other worker. The ranks of a host record in shared memory which rank came last;
-between hosts, rank 0 learns it from the announcements. So rank 0 knows how late every rank was.
+sends no message and waits for no other worker. The ranks of a host record in shared memory which rank came last. Hosts
+announce the arrival of their ranks by messages, from which rank 0 learns which host came last. So rank 0 knows how late
+every rank was.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from ..gradients import dense_reducer
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 
-# Names of the core's ways in the dict.
+# How arrays are exchanged: the core's names, and the names in the dict of statistics().
 _WAYS = {"in_place": "in place", "copied": "copied", "through_host": "through host memory", "nccl": "NCCL"}
 
 _Counters = dict  # all counters of the core at one moment, as one flat dict of numbers
 
 _began: _Counters = {}  # the counters of the process when the core was started
-_baselines: weakref.WeakKeyDictionary[Any, _Counters] = weakref.WeakKeyDictionary()  # by the group of the core
+_baselines: weakref.WeakKeyDictionary[Any, _Counters] = weakref.WeakKeyDictionary()  # at the last reset, by set
 
 
 def statistics(process_set: ProcessSet = global_process_set, reset: bool = False) -> dict[str, Any]:
@@ -61,10 +62,11 @@ def statistics(process_set: ProcessSet = global_process_set, reset: bool = False
             How long operations of this worker waited until all workers had arrived; the sum over operations, which
             may wait at the same time.
         ``waited_in_steps``: float
-            The same for the operation of each step whose gradients backward writes last. Backward has ended here by
-            then, so this is time lost to slower workers.
+            The same for the operation of each step whose gradients backward writes last. Backward has ended on this
+            worker when this operation begins, so this is time lost to slower workers.
         ``communication``: float
-            How long sums of steps were under way on this worker, including waits. Process-wide, as the next two.
+            How long sums of steps were in progress on this worker, including waits. ``communication``, ``overlapped``
+            and ``update`` count the operations of all process sets.
         ``overlapped``: float or None
             The share of ``communication`` that passed before backward had written the last gradients.
         ``update``: float
@@ -72,15 +74,16 @@ def statistics(process_set: ProcessSet = global_process_set, reset: bool = False
             store this includes sending the weights. 0 if a worker trains alone.
         ``late``: list of dict
             The workers that came last, the worker that others waited for longest first: ``rank``; ``machine``, its
-            name; ``steps``, how often it came last to a step; ``step_share``, of all steps; ``step_wait``, how long the
-            other workers waited for it in such a step, on average; ``operations``, ``operation_share`` and
-            ``operation_wait``, the same for all operations. In an operation of several hosts the time that messages
-            take is part of the wait.
+            name; ``steps``, how often it came last to a step; ``step_share``, the share of these steps in all steps;
+            ``step_wait``, how long the other workers waited for it in such a step, on average; ``operations``,
+            ``operation_share`` and ``operation_wait``, the same for all operations. In an operation of several hosts
+            the time that messages take is part of the wait.
         ``late_among``: str
-            ``'all workers'``, or ``'workers of this host'`` on ranks other than 0 of several hosts.
+            The workers in ``late``: ``'all workers'``, or ``'workers of this host'`` on ranks other than 0 if there are
+            several hosts.
         ``trainers``: list of dict
             Each `DistributedTrainer` of the set, and each gluon.Trainer with the store: ``name``; ``adopted``, how many
-            gradients are in buckets; ``copied``, a dict from the reason why others are not to their number;
+            gradients are in buckets; ``copied``, how many are not, a dict with a number for each reason;
             ``bucket_bytes``, the sizes of its operations; ``sums_times``, None for a DistributedTrainer. gluon.Trainer
             sums gradients over the workers, and ``sums_times`` is the factor of the sums in its last step: ``'batch
             size 64 (gradients times 0.015625)'``. The results are means if that is the batch size of all workers
@@ -111,7 +114,7 @@ def statistics(process_set: ProcessSet = global_process_set, reset: bool = False
 
 
 def read(core: Any) -> _Counters:
-    """All counters of a group of the core, and those of the process."""
+    """All counters of a process set, whose object in the core is `core`, and of the process."""
     given = core.statistics()
     counters: _Counters = {name: given[name] for name in ("steps", "waited_ns", "step_waited_ns")}
     for way, (operations, nbytes) in given["ways"].items():

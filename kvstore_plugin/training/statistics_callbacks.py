@@ -14,7 +14,7 @@ from . import statistics_report as report
 
 
 class StatisticsCallback:
-    """Shows the statistics since it last did so. Call it once after each batch.
+    """Shows the statistics since it has last shown them. Call it once after each batch.
 
     It can also be a ``batch_end_callback`` of Module.fit().
 

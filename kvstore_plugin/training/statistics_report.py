@@ -122,7 +122,7 @@ def _size(nbytes: int) -> str:
 
 
 class _Report(process.Follower):
-    """Prints the table while this rank is in the world, and when it leaves."""
+    """Prints the table while this rank is initialized, and when it leaves the other ranks."""
 
     def __init__(self) -> None:
         self._ending = threading.Event()
@@ -162,7 +162,7 @@ def _print() -> None:
         text = f"mykv: there is no report, since the statistics cannot be read: {error}"
     try:
         print(text, file=sys.stderr, flush=True)
-    except (AttributeError, OSError, ValueError):  # closed, or None under pythonw and the like
+    except (AttributeError, OSError, ValueError):  # the stream is closed, or None as under pythonw
         return
 
 

@@ -35,8 +35,8 @@ class SteppingTrainer(MeetingTrainer):
         ----------
         batch_size : number or NDArray
             Size of this worker's batch, of all its devices together; gradients are divided by it. It must be the same
-            on all workers. Different sizes are an error, since the weights would drift apart. An NDArray of one element
-            is waited for.
+            on all workers. Different sizes are an error, since the weights would drift apart. The call waits for the
+            value of an NDArray, which must have one element.
         ignore_stale_grad : bool, optional
             A worker whose backward has not used a parameter contributes zeros. All workers update the parameter if some
             worker has used it; otherwise no worker does. This waits for the other workers.
@@ -68,7 +68,7 @@ class SteppingTrainer(MeetingTrainer):
             self._step(factor, ignore_stale)
 
     def _step(self, factor: float, ignore_stale: bool) -> None:
-        """A whole step, including refusals and counts. `factor`: of gradients in the update."""
+        """A whole step, including refusals and counts. `factor` multiplies the gradients in the update."""
         if self._awaits_update:
             self._settle()
         with self._guard():
@@ -86,8 +86,10 @@ class SteppingTrainer(MeetingTrainer):
         return StepGuard(self, self._gradients, functools.partial(self._end_failed, self._steps))
 
     def _end_failed(self, steps: int, error: BaseException) -> None:
-        """After a failed step or update: refuse the operations that other workers wait for. `steps`: the count before
-        it."""
+        """After a failed step or update: refuse the operations that other workers wait for.
+
+        `steps`: the number of steps counted before it.
+        """
         if self._clipping is not None:
             self._clipping.refuse(f"the step was interrupted on that rank: {error}")
         if self._steps == steps and any(reducer.has_begun() for reducer in self._gradients):
@@ -101,7 +103,7 @@ class SteppingTrainer(MeetingTrainer):
             what = "ignore_stale_grad"
             return factor, bool(ignore_stale)
         except Exception as error:
-            if self._join is not None:  # the other workers have not been told yet
+            if self._join is not None:  # join() has not told the other workers of this step yet
                 raise
             if method == "step" and self._awaits_update:
                 self._settle()
@@ -113,12 +115,12 @@ class SteppingTrainer(MeetingTrainer):
     def _settle(self) -> None:
         """After an allreduce_grads() without an update(): count an update if the other workers have counted it.
 
-        All workers may have left it out, for example to accumulate gradients or to skip a step that has overflowed.
-        Then nothing is counted.
+        All workers may have left out update(), for example to accumulate gradients or to skip a step that has
+        overflowed. Then nothing is counted.
         """
         self._awaits_update = self._is_counted = False
         due = [gradients for gradients in self._gradients if gradients.is_due]
-        left_out = [gradients.is_left_out_by_all() for gradients in due]  # ask all, even after a negative answer
+        left_out = [gradients.is_left_out_by_all() for gradients in due]  # ask every reducer, even after a False
         if not all(left_out):
             trainer_state.count_update(self)
             self._count_step("update() was not called on that rank after allreduce_grads()")
@@ -137,7 +139,7 @@ class SteppingTrainer(MeetingTrainer):
         return self._labelled[1]
 
     def _check_reduced(self) -> None:
-        """Raise an error in an update if allreduce_grads() has failed here and was counted."""
+        """Raise an error in an update if allreduce_grads() has failed here, and this worker has counted the update."""
         if self._is_counted:
             self._is_counted = False
             raise MXNetError(UPDATE_REFUSED)
@@ -225,14 +227,14 @@ class SteppingTrainer(MeetingTrainer):
         for later in self._gradients[number + 1 :]:
             later.refuse(reason)
         sets = [one.process_set for one in self._gradients[: number + 1] if isinstance(one, SharedReducer)]
-        if any(process_set is not sets[-1] for process_set in sets):  # its workers may continue without the error
+        if any(process_set is not sets[-1] for process_set in sets):  # other sets' workers may not get the error
             load_tracking.note_failure(self._params, self)
         if is_step:
             return
         for gradients in self._gradients:
             if gradients.is_due:
                 gradients.refuse_comparison(reason)
-        if any(gradients.has_begun() for gradients in self._gradients):  # the other workers call update()
+        if any(gradients.has_begun() for gradients in self._gradients):  # the other workers will count an update()
             trainer_state.count_update(self)
             self._count_step(reason)
         self._is_counted = True
@@ -249,7 +251,7 @@ class SteppingTrainer(MeetingTrainer):
             self._count_and_update(ignore_stale_grad, self._begun[0])
 
     def _count_and_update(self, ignore_stale: bool, label: str) -> None:
-        """Count, and update from the reduced gradients; `label` is that of a step, and empty outside of step()."""
+        """Count a step, and update from the reduced gradients; `label`: the step's, empty outside of step()."""
         self._count_step()
         if self._clipping is None:
             self._make_updates(ignore_stale)
@@ -269,7 +271,7 @@ class SteppingTrainer(MeetingTrainer):
                 self._clipping.begin(self._freshness_is_shared, label, makes_comparison=True)
             self._clipping.clip(factor)
         except MXNetError:
-            raise  # error of the step; the other workers have it too
+            raise  # an error of the step, which the other workers get too
         except BaseException:  # the other workers update, and get an error in their next step
             load_tracking.note_failure(self._params, self)
             raise
@@ -285,7 +287,7 @@ class SteppingTrainer(MeetingTrainer):
             else:
                 self._run_updaters(ignore_stale)
         elif not self._workers.gradients_may_differ:
-            self._run_updaters(ignore_stale)  # MXNet's own update looks for overflow
+            self._run_updaters(ignore_stale)  # MXNet's own update checks for overflow
         elif not amp.skips_step(self, self._workers):
             with amp.without_scaler(self):
                 self._run_updaters(ignore_stale)
@@ -293,7 +295,7 @@ class SteppingTrainer(MeetingTrainer):
     def _count_step(self, refusal: str | None = None) -> None:
         """Count a step, once on each worker, and push its periodic operations.
 
-        `refusal`: why this worker does not take the step; the other workers push its operations.
+        `refusal`: why this worker does not take the step; then these operations fail on the other workers.
         """
         self._steps += 1
         broadcasts, averages = self._options.broadcast_period, self._options.aux_sync_period
@@ -316,15 +318,15 @@ class SteppingTrainer(MeetingTrainer):
                 trainer_state.mark_stale(self._params)
             return
         update = super()._update
-        original = patches.originals.get(getattr(update, "__func__", None))  # our patch is for Trainers with a store
+        original = patches.originals.get(getattr(update, "__func__", None))  # a patch for Trainers with a store
         update = update if original is None else functools.partial(original, self)
         is_hooked = self._options.communication_hook is not None
-        with step_guard.updates(self, self._gradients if self._clipping is None else ()):  # clipping has a fence
+        with step_guard.updates(self, self._gradients if self._clipping is None else ()):  # clipping has its own fence
             before = trainer_state.updates_counted(self) if is_hooked else 0
             if not self._contains_sparse_weight and len(self._by_device) < 2:
                 update(ignore_stale)
             else:
                 self._update_each_device(update, ignore_stale)
-            if is_hooked and trainer_state.updates_counted(self) != before:  # AMP has not skipped them
+            if is_hooked and trainer_state.updates_counted(self) != before:  # AMP has not skipped the updates
                 for reducer in self._gradients:
                     reducer.updated()

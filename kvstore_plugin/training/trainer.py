@@ -43,11 +43,11 @@ def _without_store(original: Any) -> Any:
 class DistributedTrainer(SteppingTrainer):
     """Trains the same parameters on all workers, each worker on its own data.
 
-    Gradients are averaged over the workers, so the arguments of step() mean the same as in one process with a worker's
-    batch. Of a row_sparse gradient, only the rows that some worker has are sent. All workers start from the values of
-    `root_rank`, even if parameters are initialized later (in the first forward pass) or again. Creating a trainer is
-    collective and calls init() if needed. All workers must create their trainers in the same order, with the same
-    arguments.
+    Gradients are averaged over the workers, so the arguments of step() mean the same as in a single process that trains
+    with one worker's batch. Of a row_sparse gradient, only the rows that some worker has are sent. All workers start
+    from the values of `root_rank`, even if parameters are initialized later (in the first forward pass) or again.
+    Creating a trainer is collective and calls init() if needed. All workers must create their trainers in the same
+    order, with the same arguments.
 
     Parameters
     ----------
@@ -55,8 +55,8 @@ class DistributedTrainer(SteppingTrainer):
         Matched between workers by key, or by position in a list or a ParameterDict; never by Parameter.name. A
         Parameter that occurs twice is trained once.
     optimizer : str or Optimizer
-        As for gluon.Trainer. A `DistributedOptimizer` is unwrapped, with a UserWarning, since gradients need averaging
-        once.
+        As for gluon.Trainer. A `DistributedOptimizer` is unwrapped, with a UserWarning, since gradients must be
+        averaged only once.
     optimizer_params : dict, optional
         As for gluon.Trainer.
     compression : optional
@@ -74,7 +74,7 @@ class DistributedTrainer(SteppingTrainer):
         Part of the names in error messages.
     num_groups : int, optional
         The number of groups in which gradients are reduced. Groups have equally many gradients, in the order of
-        `params`; one operation reduces the gradients of a group and a dtype, whatever their size. 0: `bucket_bytes`
+        `params`; one operation reduces a group's gradients of one dtype, whatever their size. 0: `bucket_bytes`
         divides the gradients. With more groups than gradients, each gradient is a group.
     process_set : ProcessSet, optional
         The workers that train together. On a worker outside the set all parameters stay local.
@@ -104,14 +104,14 @@ class DistributedTrainer(SteppingTrainer):
         `root_rank` overwrite those on every worker and device again. -1: parameters are never broadcast, not even after
         deferred initialization; the workers must ensure equal values themselves.
     aux_sync_period : int, optional
-        n > 0: in every n-th step the running means and variances of BatchNorm, as far as they are in `params`, are
-        averaged over all devices of all workers, as in `sync_aux_params`; the step does not wait for the averages. 0:
-        never, so call `sync_aux_params` before evaluating and saving.
+        n > 0: in every n-th step the running means and variances of BatchNorm that are in `params` are averaged over
+        all devices of all workers, as in `sync_aux_params`; the step does not wait for the averages. 0: never, so call
+        `sync_aux_params` before evaluating and saving.
     compression_params : dict, optional
         How gradients are compressed between hosts, as for `MyKV.set_gradient_compression`: for example
         ``{'type': 'topk', 'k': 0.01}``. Only 'fp16' and 'bf16' compress row_sparse gradients.
     parameter_process_sets : dict, optional
-        Process sets of single parameters, in place of `process_set`. Its keys are Parameters, or keys of `params`.
+        Process sets of single parameters, instead of `process_set`. Its keys are Parameters, or keys of `params`.
         If the value is None, or a set without this worker, the parameter stays local: it is neither broadcast nor
         reduced, and trained on this worker's gradients alone.
     clip_global_norm : float, optional
@@ -120,13 +120,13 @@ class DistributedTrainer(SteppingTrainer):
         ``gluon.utils.clip_global_norm(gradients, clip_global_norm * batch_size)`` does the same in one process.
         `gradient_norm` has the norm. By default nothing is clipped.
     communication_hook : callable, optional
-        Called with each `GradientBucket` in place of its reduction over the workers, as a hook of PyTorch's
-        DistributedDataParallel: it must reduce ``bucket.arrays`` itself, in place, to the same bits on all workers, and
-        return None. ``bucket.allreduce_()`` reduces it as without a hook. It is called in step() or
-        allreduce_grads(), in the thread that calls them, for the same buckets in the same order on all workers, while
-        backward may still run. If it raises, step() raises this error, and the parameters of no worker change.
-        `PowerSGD` is a hook. It needs dense gradients, and neither `compression`, `compression_params`,
-        `update_on_kvstore` nor `elastic`.
+        Called with each `GradientBucket` instead of its reduction over the workers, like a hook of PyTorch's
+        DistributedDataParallel. The hook must reduce ``bucket.arrays`` itself, in place, to the same bits on all
+        workers, and return None. ``bucket.allreduce_()`` reduces a bucket as without a hook. The hook is called in
+        step() or allreduce_grads(), in the thread that calls them, for the same buckets in the same order on all
+        workers, while backward may still run. If the hook raises an error, step() raises this error, and the parameters
+        of no worker change. `PowerSGD` is a hook. A hook needs dense gradients, and cannot be combined with
+        `compression`, `compression_params`, `update_on_kvstore` or `elastic`.
     elastic : bool, optional
         True: when a worker dies, training can continue without it, in `run_elastic` (see there). It needs a job that
         was started with ``mykvrun --elastic`` (``mpirun --with-ft ulfm``), and all parameters on all workers.
@@ -269,7 +269,7 @@ class DistributedTrainer(SteppingTrainer):
         """Update the parameters from gradients that allreduce_grads() has averaged.
 
         Returns at once, with two exceptions: ignore_stale_grad=True waits for the other workers, and a batch size in an
-        NDArray is waited for.
+        NDArray makes the call wait for its value.
 
         Parameters
         ----------
@@ -306,7 +306,7 @@ class DistributedTrainer(SteppingTrainer):
             self._apply(factor, ignore_stale)
 
     def _apply(self, factor: float, ignore_stale: bool) -> None:
-        """An update of gradients that are reduced already."""
+        """Update from gradients that are reduced already."""
         with self._guard():
             self._check_and_rescale_grad(factor)
             self._compare(factor, ignore_stale)
@@ -340,7 +340,7 @@ class DistributedTrainer(SteppingTrainer):
         ...     trainer.save_states("net.states")
         """
         if self._store_optimizer is None:
-            save = super().save_states  # opens a name or a descriptor, and closes it
+            save = super().save_states  # MXNet's method takes a name or a descriptor, and closes the file
             atomic_file.write(fname, lambda file: save(os.dup(file.fileno())))
             return
         self._resume()
@@ -360,7 +360,7 @@ class DistributedTrainer(SteppingTrainer):
         Raises
         ------
         OSError, ValueError
-            The file cannot be read, is damaged, or is of another network.
+            The file cannot be read, is damaged, or belongs to another network.
         MXNetError
             With update_on_kvstore=True: another worker has failed, or does not call this within MYKV_CHECKPOINT_WAIT_S.
 
@@ -389,7 +389,7 @@ class JoinHook(NamedTuple):
     process_set : ProcessSet
         The workers that train together.
     scope : str
-        Begins the names of the trainer's operations; empty on a worker outside the process set.
+        Prefix of the names of the trainer's operations; empty on a worker outside the process set.
     shared : sequence of Named
         The parameters that the workers train together.
     is_mean, is_summed_first : bool

@@ -25,7 +25,7 @@ from ..world.process_set import ProcessSet, global_process_set
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _REDUCE_METHODS = ("mean", "sum")
-_STORES = ("local", "device", "nccl", "dist", "mykv", "horovod", "byteps")  # how names of stores begin
+_STORES = ("local", "device", "nccl", "dist", "mykv", "horovod", "byteps")  # prefixes of stores' names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TrainerOptions:
     parameter_process_sets: Mapping[Parameter | str, ProcessSet | None] | None
     root_rank: int
     prefix: str | None
-    compression: Any  # with a `wire`
+    compression: Any  # an object with the attribute `wire`
     num_groups: int
     bucket_bytes: int
     update_on_kvstore: bool | None
@@ -76,7 +76,7 @@ class TrainerOptions:
             "gradient_predivide_factor", given["gradient_predivide_factor"]
         )
         if given["bucket_bytes"] is None:
-            core = process_set._core if process_set.included() else process.core  # outside the set: trains alone
+            core = process_set._core if process_set.included() else process.core  # a worker outside trains alone
             given["bucket_bytes"] = default_bucket_bytes(len(core.host_ranks()), core.size())
         for name, least in (("num_groups", 0), ("bucket_bytes", 0), ("broadcast_period", -1), ("aux_sync_period", 0)):
             given[name] = whole_number(name, given[name], least)
@@ -94,7 +94,7 @@ class TrainerOptions:
 
     @property
     def predivide(self) -> float:
-        """The divisor of these sums in allreduce_grads(); 1.0 if gradients are not such sums."""
+        """The divisor of sums in allreduce_grads(); 1.0 unless `sums_of_means`."""
         return self.gradient_predivide_factor if self.sums_of_means else 1.0
 
     def lines(self, optimizer: Any) -> list[str]:

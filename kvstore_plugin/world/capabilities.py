@@ -1,4 +1,4 @@
-"""Capabilities of this build, and those in use, under the names of Horovod's functions."""
+"""Functions with Horovod's names that tell which libraries this build supports, and which it uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """True: init() refuses an MPI without MPI_THREAD_MULTIPLE, so mpi4py may be used with this package.
+    """True: init() rejects an MPI without MPI_THREAD_MULTIPLE, so scripts may use mpi4py in addition to this package.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def is_homogeneous() -> bool:
 
 
 def gloo_built() -> bool:
-    """False: there is no Gloo here.
+    """False: this package does not use Gloo.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def gloo_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """False: there is no Gloo here.
+    """False: this package does not use Gloo.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def cuda_built() -> bool:
 
 
 def rocm_built() -> bool:
-    """False: there is no ROCm here.
+    """False: this package does not use ROCm.
 
     Examples
     --------
@@ -120,7 +120,7 @@ def rocm_built() -> bool:
 
 
 def ddl_built() -> bool:
-    """False: there is no IBM DDL here.
+    """False: this package does not use IBM DDL.
 
     Examples
     --------
@@ -131,7 +131,7 @@ def ddl_built() -> bool:
 
 
 def ccl_built() -> bool:
-    """False: there is no oneCCL here.
+    """False: this package does not use oneCCL.
 
     Examples
     --------

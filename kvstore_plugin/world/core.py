@@ -33,7 +33,7 @@ def _explain(error: ImportError) -> str:
             "The compiled core of kvstore_plugin (mykv_core) is not installed for this Python. Run `pip install .` "
             "in the source tree of mykv; the tree alone is not enough."
         )
-    if type(error).__name__ == "WrongMPI":  # of loader/mykv_core, in a wheel: the text is for users
+    if type(error).__name__ == "WrongMPI":  # raised by loader/mykv_core of a wheel, with a text for users
         return str(error)
     missing = _MISSING_LIBRARY.search(str(error))
     if missing and missing.group(1).startswith("libmpi"):

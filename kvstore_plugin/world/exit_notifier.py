@@ -6,7 +6,8 @@ hang. So every worker that sees such an exit on its machine sends the PMIx event
 detector tells the launcher, and the launcher passes the event on to all processes. Workers on other machines notice
 closed connections.
 
-The notifier runs as long as MPI calls may wait for the dead process: including while the survivors restart without it.
+The notifier runs as long as MPI calls may wait for the dead process, even while the survivors restart without this
+process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .process_watch import Followed, Identity
 
 _log = logging.getLogger("kvstore_plugin")
 
-_GRACE_S = 0.2  # gives the launcher time, which reports signals itself
+_GRACE_S = 0.2  # the launcher gets this time to report the end of a process itself, as it does after a signal
 _JOIN_S = 5.0
 
 # Constants of the PMIx standard, from its version 4 on.
@@ -30,7 +31,7 @@ _SUCCESS, _OPERATION_SUCCEEDED = 0, -157
 _ERR_PROC_TERM_WO_SYNC = -200
 _EVENT_AFFECTED_PROC = b"pmix.evproc"
 _PROC = 22  # PMIX_PROC, a data type
-_RANGE_LOCAL = 2  # the launcher on this machine, and its processes
+_RANGE_LOCAL = 2  # PMIX_RANGE_LOCAL: the event goes to the launcher on this machine, and to its processes
 
 _teller: _Teller | None = None
 
@@ -54,7 +55,7 @@ def begin(processes: Sequence[Identity], names: Sequence[Name | None]) -> None:
     processes : sequence of Identity
         In the order of their ranks in the communicator.
     names : sequence of Name
-        In the same order. New workers have another MPI_COMM_WORLD than the first workers.
+        Their names in the same order. New workers have another MPI_COMM_WORLD than the first workers.
     """
     global _teller
     if _teller is None or not _teller.follows(processes):
@@ -112,7 +113,7 @@ class _Teller:
 
 
 class _Process(ctypes.Structure):
-    """pmix_proc_t."""
+    """The struct pmix_proc_t of PMIx."""
 
     _fields_ = (("nspace", ctypes.c_char * 256), ("rank", ctypes.c_uint32))
 
@@ -123,7 +124,7 @@ def tell_failed(namespace: str, rank: int) -> None:
     Raises
     ------
     OSError
-        PMIx is not loaded, or refuses.
+        PMIx is not loaded, or rejects the event.
     AttributeError
         PMIx is too old.
     KeyError, ValueError
@@ -148,7 +149,7 @@ def tell_failed(namespace: str, rank: int) -> None:
     info = pmix.PMIx_Info_create(1)
     try:
         pmix.PMIx_Info_load(info, _EVENT_AFFECTED_PROC, ctypes.byref(failed), _PROC)
-        # Without a callback, PMIx_Notify_event returns when PMIx has taken the event.
+        # Without a callback, PMIx_Notify_event returns when PMIx has accepted the event.
         code = pmix.PMIx_Notify_event(_ERR_PROC_TERM_WO_SYNC, ctypes.byref(own), _RANGE_LOCAL, info, 1, None, None)
     finally:
         pmix.PMIx_Info_free(info, 1)

@@ -1,9 +1,9 @@
 """Failure detector: a thread of each worker that notices dead workers and fails all pending operations.
 
-It watches two things. The processes of this machine by pidfds, which the kernel makes readable when a process ends.
-All workers by an MPI receive from any source, to which no worker sends: with ULFM the receive fails when a process of
-its communicator has failed, or when a worker has revoked the communicator. Every worker that notices a death revokes
-it, so all workers notice the death. Then the core ends all operations of this process.
+The thread watches the processes of this machine by pidfds, which the kernel makes readable when a process ends. It
+watches all workers by an MPI receive from any source, for which no worker sends a message: with ULFM the receive fails
+when a process of its communicator has failed, or when a worker has revoked the communicator. Every worker that notices
+a death revokes the communicator, so all workers notice the death. Then the core ends all operations of this process.
 
 The communicator has no other use. The thread only tests the receive, every 50 ms (_LOOK_MS), and never waits in MPI.
 """
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kvstore_plugin")
 
 _LOOK_MS = 50  # between two tests of the receive
-_TAG = 32002  # of a receive that never completes; it fails when a peer dies
-_NAMES_S = 0.5  # limit for finding out which rank has ended
+_TAG = 32002  # tag of a receive that never completes; it fails when a peer dies
+_NAMES_S = 0.5  # how long the thread tries to find out which rank has ended
 _NAME_LOOK_MS = 5
 _JOIN_S = 5.0
 
@@ -39,11 +39,14 @@ death: str | None = None
 
 _watch: _Watch | None = None
 _before_finalize: list[Callable[[], None]] = []
-_key: int | None = None  # keyval of an attribute of MPI_COMM_SELF
+_key: int | None = None  # keyval of an attribute of MPI_COMM_SELF, whose deletion calls end()
 
 
 def check_possible(what: str = "elastic=True", otherwise: str = "elastic=False") -> None:
-    """Raise a RuntimeError if this job cannot outlive one of its processes. `what` needs that."""
+    """Raise a RuntimeError if this job cannot outlive one of its processes.
+
+    For the message: `what` is the argument that needs this, `otherwise` the argument to use instead.
+    """
     refusal = _refusal(what, otherwise)
     if refusal:
         raise RuntimeError(refusal)
@@ -109,7 +112,7 @@ def _end_before_mpi() -> None:
     process = os.getpid()
 
     def end_here(*_: object) -> None:
-        if os.getpid() == process:  # a forked child has no such thread, but would write to the same pipe
+        if os.getpid() == process:  # a forked child lacks the thread, but shares its pipe
             end()
             for function in _before_finalize:
                 function()
@@ -198,7 +201,7 @@ class _Watch:
         death = f"{who} ended: killed, or left before the others were done"
         _log.warning("%s.", death)
         core_loader.load().lose(death, ended)
-        core_loader.load().watch(False)  # this watch does not call lose() any more
+        core_loader.load().watch(False)  # operations that fail later need not wait for lose()
         self.noticed.set()
         with contextlib.suppress(self._MPI.Exception):
             self._comm.Revoke()

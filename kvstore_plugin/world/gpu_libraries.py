@@ -18,7 +18,7 @@ _log = logging.getLogger("kvstore_plugin")
 _logged = ""
 mxnet_has_cuda = True  # whether MXNet supports arrays on GPUs; set by compat/engine.py
 
-# Names for the system's loader, in this order.
+# File names that the system's loader tries to load, in this order.
 _SYSTEM_CUDA = ("libcudart.so.12", "libcudart.so.13", "libcudart.so.11.0", "libcudart.so")
 _SYSTEM_NCCL = ("libnccl.so.2", "libnccl.so")
 
@@ -38,7 +38,7 @@ def find() -> dict[str, Any]:
     """
     named_cuda, named_nccl = settings.value("MYKV_CUDA_LIBRARY"), settings.value("MYKV_NCCL_LIBRARY")
     cuda = [named_cuda] if named_cuda else [*loaded_files("libcudart.so"), *_packaged("libcudart.so"), *_SYSTEM_CUDA]
-    mxnet = loaded_files("libmxnet.so")  # its CUDA builds may hold NCCL
+    mxnet = loaded_files("libmxnet.so")  # CUDA builds of MXNet may contain NCCL
     nccl = (
         [named_nccl] if named_nccl else [*loaded_files("libnccl.so"), *mxnet, *_packaged("libnccl.so"), *_SYSTEM_NCCL]
     )
@@ -70,7 +70,7 @@ def log_road(core: Any) -> None:
 
 
 def log_road_of_set(world: Any, group: Any, name: str) -> None:
-    """Log on a process set's first member how arrays on GPUs are exchanged in the set, if not as in the world."""
+    """Log on a process set's first member how the set exchanges arrays on GPUs, if not as the set of all ranks."""
     some_gpu, by_nccl, reason, is_chosen = group.gpu_road()
     if some_gpu and group.rank() == 0 and by_nccl != world.gpu_road()[1]:
         _log.log(_level(by_nccl or is_chosen), "Arrays on GPUs of %s are exchanged %s.", name, _shown(by_nccl, reason))

@@ -44,7 +44,8 @@ _RANK_VARIABLES = {
     "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
 }
 
-# Step numbers from this one are not steps of srun: the batch script (-5), interactive (-6) and others, as unsigned.
+# Steps with this number or a larger one were not started by srun: as unsigned 32-bit numbers, the batch script is step
+# -5, and an interactive step -6.
 _FIRST_SPECIAL_SLURM_STEP = 0xFFFFFFF0
 
 
@@ -121,8 +122,8 @@ def launched_processes(environment: Mapping[str, str]) -> tuple[str, int] | None
         count = count_of(environment.get(variable, ""))
         if count is not None:
             return variable, count
-    # A job script and a shell of salloc are "steps" too, and mpirun runs its daemons as a step. So only a numbered step
-    # counts that this process itself belongs to, and mpirun's variables above are read first.
+    # In Slurm, a job script and a shell of salloc are "steps" too, and mpirun starts its daemons as a step. So this
+    # function reads mpirun's variables first, and uses a step only if srun started the step, and this process in it.
     step = count_of(environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", "")))
     tasks = count_of(environment.get("SLURM_STEP_NUM_TASKS", ""))
     started_by_srun = step is not None and step < _FIRST_SPECIAL_SLURM_STEP and "SLURM_PROCID" in environment
@@ -138,7 +139,7 @@ def launched_rank(environment: Mapping[str, str]) -> int | None:
 
 
 def count_of(text: str) -> int | None:
-    """The number in a launcher's variable, of at most 64 bits; launchers use no digits other than 0 to 9."""
+    """The number in a launcher's variable; None unless the text consists of 1 to 18 of the digits 0 to 9."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
@@ -206,7 +207,8 @@ def warn_of_many_threads(local_rank: int, local_size: int, environment: Mapping[
     """Log a warning, once per host, when the ranks of a host compute with more threads than it has cores.
 
     The threads of MXNet's operators spin while they wait for each other. If they outnumber the cores, a step takes
-    several times as long: ResNet-18 on 2 cores 93 ms with 1 thread in each of 2 ranks, 297 ms with 2.
+    several times as long: with 2 ranks on 2 cores a step of ResNet-18 takes 93 ms with 1 thread per rank, and 297 ms
+    with 2 threads.
     """
     if local_rank != 0 or local_size < 2:
         return
@@ -230,7 +232,7 @@ def warn_of_many_threads(local_rank: int, local_size: int, environment: Mapping[
 def tell_of_one_worker(size: int, environment: Mapping[str, str] = os.environ) -> None:
     """Log a warning, once, in a script that was started without a launcher: one worker trains.
 
-    Notebooks, an interactive Python, tests and commands of this package are meant to be alone.
+    No warning in notebooks, an interactive Python, tests and commands of this package, which usually have one worker.
     """
     global _told_of_one_worker
     main = sys.modules.get("__main__")

@@ -16,7 +16,7 @@ _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _IDENTITY = (*_RANKS, "PMIX_NAMESPACE", "PMI_FD", "SLURM_STEP_ID", "SLURM_PROCID")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _LAUNCHERS = ("prte", "orted", "mpirun", "mpiexec", "hydra", "srun", "slurmstepd")
-# The pid of the worker; its child processes inherit it. The launcher passes it on to no other host.
+# Variable with the worker's pid, which its child processes inherit. The launcher does not pass it on to other hosts.
 _MARK = "_MYKV_WORKER"
 _ENDED = "mykv-ended"  # the name of a process whose script has ended, while MPI waits for the others
 
@@ -72,8 +72,8 @@ def worker_above() -> int | None:
 
 
 def mark_ended() -> None:
-    """Mark this process's script as ended: workers that wait in init() check it."""
-    with contextlib.suppress(OSError):  # then they warn after MYKV_STALL_WARN_S
+    """Mark this process's script as ended, for workers that wait in init() and look for this mark."""
+    with contextlib.suppress(OSError):  # without the mark, these workers warn after MYKV_STALL_WARN_S
         Path("/proc/self/comm").write_text(_ENDED, encoding="ascii")
 
 

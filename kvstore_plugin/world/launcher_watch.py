@@ -18,7 +18,7 @@ import time
 from . import launched
 from .process_watch import pidfd
 
-_ORDERLY_S = 1.0  # the launcher may just be ending this worker
+_ORDERLY_S = 1.0  # seconds in which a launcher that ends the job may still end this worker itself
 _HANDLERS_S = 5.0  # time for a SIGTERM handler
 
 _begun = False
@@ -35,7 +35,7 @@ def begin() -> None:
         return
     try:
         descriptor = pidfd(launcher)
-    except TimeoutError:  # of the script's signal handler
+    except TimeoutError:  # raised by a signal handler of the script
         raise
     except OSError:  # the launcher has ended, or the kernel has no pidfds
         return

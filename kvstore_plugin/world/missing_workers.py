@@ -22,7 +22,7 @@ _log = logging.getLogger("kvstore_plugin")
 
 _FIRST_LOOK_S, _LOOK_S = 2.0, 0.5
 _LOOKS = 3  # consecutive checks: a launcher may start its processes one after the other
-_HIGHER_LOOKS = 4  # extra checks of ranks other than the lowest, so that one rank reports
+_HIGHER_LOOKS = 4  # extra checks of ranks other than the lowest, so that only the lowest rank reports
 
 
 class Watch:
@@ -33,7 +33,7 @@ class Watch:
     ranks : collection of int, optional
         The ranks in MPI_COMM_WORLD that are waited for; all by default.
     abort : callable
-        Ends the job with a status, where MPI is initialized.
+        Called with an exit status, ends the job; used only if MPI is initialized.
     """
 
     def __init__(self, ranks: Collection[int] | None, abort: Callable[[int], None]) -> None:
@@ -106,5 +106,5 @@ class Watch:
 def _warn_after() -> float:
     try:
         return settings.value("MYKV_STALL_WARN_S")
-    except ValueError:  # _read_settings() says so
+    except ValueError:  # process._read_settings() reports the wrong value
         return 0.0

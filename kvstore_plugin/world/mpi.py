@@ -9,7 +9,7 @@ from typing import Any, Sequence
 
 from . import launch_checks, mpi_settings, new_workers
 
-# Of the messages that create a process set's communicator; large, so that no user has the same tag.
+# Tag of the messages that create a process set's communicator; large, so that users' messages have other tags.
 _TAG = 32001
 
 
@@ -70,7 +70,7 @@ def is_failure(error: BaseException) -> bool:
 
 
 def is_shared() -> bool:
-    """Whether MPI is initialized with other processes, which wait for this one in MPI_Finalize at the latest."""
+    """Whether MPI is initialized with other processes: these wait for this process in MPI_Finalize at the latest."""
     return is_initialized() and sys.modules["mpi4py.MPI"].COMM_WORLD.Get_size() > 1
 
 
@@ -97,8 +97,8 @@ def _load(core: ModuleType) -> ModuleType:
             from mpi4py import MPI
         else:
             saved = mpi4py.rc.initialize, mpi4py.rc.finalize
-            mpi4py.rc.initialize = False  # not before the check below
-            mpi4py.rc.finalize = False  # it would finalize in a forked child that calls sys.exit() too, and hang
+            mpi4py.rc.initialize = False  # MPI must not start before the check below
+            mpi4py.rc.finalize = False  # mpi4py would also finalize MPI in a forked child, and hang
             try:
                 from mpi4py import MPI
             finally:
@@ -124,7 +124,7 @@ def communicator(comm: Any) -> Any:
     from mpi4py import MPI
 
     if new_workers.is_waiting():
-        return MPI.COMM_SELF  # the script means the ranks of the first workers, which run_elastic() joins
+        return MPI.COMM_SELF  # `comm` means the first workers, which this worker joins in run_elastic()
     if comm is None:
         return MPI.COMM_WORLD
     if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:

@@ -35,16 +35,17 @@ _log = logging.getLogger("kvstore_plugin")
 _SETTINGS = {
     "Open MPI": {"OMPI_MCA_mpi_yield_when_idle": "1"},
     "Intel MPI": {"I_MPI_WAIT_MODE": "1"},
-    # UCX, which several MPIs use, catches SIGHUP for its own debug mode, and a worker would not end. 0: no signal.
+    # UCX, which several MPIs use, catches SIGHUP for its debug mode, so SIGHUP would not end a worker. 0: no signal.
     "UCX": {"UCX_DEBUG_SIGNO": "0"},
 }
 _PREFIX = "OMPI_MCA_"
 
-# For a job that outlives its processes (docs/elastic.md). MPI_Finalize has a barrier of the launcher, in which a host
-# hangs if all processes of another host have died. In such jobs ULFM's agreement in MPI_Finalize precedes the barrier.
+# For a job that outlives its processes (docs/elastic.md). MPI_Finalize waits in a barrier of the launcher, in which a
+# host hangs if all processes of another host have died. This setting skips the barrier. In such jobs MPI_Finalize has
+# ULFM's agreement before the barrier, and so needs no barrier.
 _OUTLIVING = {"OMPI_MCA_async_mpi_finalize": "1"}
 
-# The transports of Open MPI, and the beginnings of variables of a process that a launcher has started.
+# Open MPI's variables for its transports and their files, and prefixes of the variables that launchers set.
 _TRANSPORTS, _FILES = "OMPI_MCA_btl", "OMPI_MCA_btl_sm_backing_directory"
 _LAUNCHED = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "SLURM_PROCID")
 _FIRST_WITH_FILES = 5  # version of Open MPI
@@ -100,7 +101,7 @@ def warn_if_late(core: Any) -> None:
 
 
 def _initialized() -> bool:
-    """Whether MPI is initialized; in a Python program that is not embedded only mpi4py can have initialized it."""
+    """Whether MPI is initialized. Only mpi4py can have initialized it, except in a program that embeds Python."""
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and module.Is_initialized()
 

@@ -1,8 +1,8 @@
 """Starts a new worker: initializes MPI, tells the living workers which process this is, and runs the user's script.
 
 new_workers.py starts this file, not the script itself. MPI_Comm_spawn waits endlessly for a process that ends before it
-has initialized MPI. A script may end before, and its imports take seconds. So this file runs first, and imports neither
-kvstore_plugin nor MXNet.
+has initialized MPI. A script may end before that, and its imports take seconds. So this file runs first, and imports
+neither kvstore_plugin nor MXNet.
 
 Arguments: a JSON object, and the arguments of the script after its name.
 """
@@ -36,7 +36,8 @@ def main() -> None:
     mpi4py.rc.initialize = mpi4py.rc.finalize = False
     from mpi4py import MPI
 
-    # If MPI_Comm_spawn has failed in the living workers, MPI_Init waits endlessly, and mpirun for this process.
+    # If MPI_Comm_spawn has failed in the living workers, MPI_Init waits endlessly, and mpirun waits for this process: a
+    # signal ends it.
     signal.alarm(plan["wait"])
     try:
         MPI.Init_thread(MPI.THREAD_MULTIPLE)

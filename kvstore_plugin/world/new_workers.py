@@ -1,9 +1,9 @@
 """New workers that replace dead workers or are added: the living workers start them with MPI_Comm_spawn and join them.
 
-The script of a new worker runs from its beginning. There init() creates a world of this process alone (MPI_COMM_SELF),
-until run_elastic() calls join(). The messages between a new worker and each living worker:
+The script of a new worker runs from its beginning. In this script, init() creates a world of the new worker alone
+(MPI_COMM_SELF), until run_elastic() calls join(). The messages between a new worker and each living worker:
 
-1. hello, from the new worker when MPI has started (new_worker.py): its machine and pid, by which it is watched.
+1. hello, from the new worker when MPI has started (new_worker.py): its machine and pid, by which the others watch it.
 2. here, from the new worker in join().
 3. go, from the living worker when all living workers have merged the two groups. A new worker that gets no `go` is not
    needed: another death has happened meanwhile, and the living workers start other new workers.
@@ -37,23 +37,24 @@ _log = logging.getLogger("kvstore_plugin")
 
 _TAG_HERE, _TAG_GO = 32004, 32005
 _LOOK_MS = 20
-# Prefixes of variables that the living worker has and the launcher's daemon may lack.
 _THREADS = ("OMP_", "KMP_", "MKL_", "OPENBLAS_")
-# Python options with a value. Options without a value may precede it in the same word, and the value may follow:
-# -uWerror, -mtrain.
+# A word of Python's command line with an option that takes a value. Options without a value may precede this option in
+# the same word, and the value may follow: -uWerror, -mtrain.
 _WITH_VALUE = re.compile(r"(?P<flags>-[^-cmWX]*)(?P<kind>[cmWX])(?P<value>.*)", re.DOTALL)
+# Prefixes of variables that new workers get from a living worker: the launcher's daemon, which starts them, may lack
+# these variables.
 _PASSED_ON = ("MYKV_", "MXNET_", "NCCL_", "OMPI_MCA_mpi_", "OMPI_MCA_async_mpi_", "PYTHONPATH", *_THREADS)
 
 _began_in = os.getcwd()  # saved before the script changes it
 _has_joined = False
-_has_started = False  # new workers
+_has_started = False  # whether this process has started new workers
 
 
 def is_respawned() -> bool:
     """Whether this process is a new worker, which `run_elastic` has started in a job that had begun before.
 
-    Its script runs from the beginning. Until run_elastic() is called, `rank` is 0 and `size` is 1 there. Check it
-    before one-time setup.
+    The script of a new worker runs from its beginning, with `rank` 0 and `size` 1 until it calls run_elastic(). Check
+    is_respawned() before one-time setup.
 
     Examples
     --------
@@ -64,10 +65,11 @@ def is_respawned() -> bool:
 
 
 def end_without_disconnecting() -> None:
-    """In a job with new workers, keep MPI_Finalize from waiting for them or for the workers that started them.
+    """In a job with new workers, keep MPI_Finalize from waiting for other workers.
 
-    Open MPI 5.0 exchanges messages with all processes of all communicators that hold a started process, even dead
-    processes, and then waits forever. It does so while this count of such communicators is above 1.
+    MPI_Finalize of Open MPI 5.0 exchanges messages with all processes of all communicators that contain a spawned
+    process, even with dead processes, and then waits forever. It does so only if its count of such communicators is
+    above 1, so this function sets the count to 0.
     """
     if not _has_started and not is_respawned():
         return
@@ -94,7 +96,7 @@ class NotReached(RuntimeError):
 
 
 def started(comm: MPI.Intracomm, count: int, hosts: str, is_known: bool) -> NewWorkers | None:
-    """Start new workers; None if MPI fails here, as when a living worker has died meanwhile. Collective.
+    """Start new workers; None if MPI fails here, for example because a living worker has died meanwhile. Collective.
 
     Parameters
     ----------
@@ -105,7 +107,7 @@ def started(comm: MPI.Intracomm, count: int, hosts: str, is_known: bool) -> NewW
 
     try:
         return NewWorkers(comm, count, hosts, is_known)
-    except MPI.Exception as error:  # of several kinds after a death
+    except MPI.Exception as error:  # after a death, of one of several classes
         _log.warning("MPI_Comm_spawn has failed (%s).", error)
         return None
 
@@ -121,8 +123,8 @@ class NewWorkers:
     hosts : str
         Hosts, as ``name:number,...``; "" lets the launcher choose.
     is_known : bool
-        Whether the launcher has started workers on all of these hosts before, and `hosts` has how many to start on
-        each. Otherwise it has all slots of each host, and the launcher starts the workers where slots are free.
+        True: the launcher has started workers on all of these hosts before, and the numbers in `hosts` are those of the
+        workers to start. False: the numbers are all slots of each host, and the launcher uses free slots.
     """
 
     def __init__(self, comm: MPI.Intracomm, count: int, hosts: str, is_known: bool) -> None:
@@ -132,7 +134,7 @@ class NewWorkers:
         _has_started = True
         self._MPI = MPI
         self._comm = comm
-        self._known: dict[int, Identity] = {}  # new workers that have sent hello
+        self._known: dict[int, Identity] = {}  # by rank: new workers that have sent hello
         self._count = count
         with _limited("MPI_Comm_spawn has not started a new worker"):
             try:
@@ -207,7 +209,7 @@ class NewWorkers:
     def go(self) -> None:
         """Tell the new workers that all living workers have merged."""
         for rank in range(self._count):
-            with contextlib.suppress(self._MPI.Exception):  # it has died; the next agreement notices
+            with contextlib.suppress(self._MPI.Exception):  # the new worker has died; the next agreement notices
                 self._inter.send(None, rank, _TAG_GO)
 
     def dismiss(self) -> None:
@@ -216,7 +218,7 @@ class NewWorkers:
             self._inter.Revoke()
 
     def kill(self) -> None:
-        """End the new workers at once; on other machines only together with this job."""
+        """End the new workers at once; if some are on other machines or have not said hello, with the whole job."""
         elsewhere = False
         for machine, pid in self._known.values():
             if machine != this_process()[0]:
@@ -235,8 +237,8 @@ def join() -> MPI.Intracomm:
 
     parent = MPI.Comm.Get_parent()
     living = range(parent.Get_remote_size())
-    # The living workers wait this long for all new workers, and again for MPI. If MPI_Comm_spawn has failed there after
-    # it has succeeded here, they do not join.
+    # The living workers wait for all new workers, and then for MPI, each time up to the same limit. If MPI_Comm_spawn
+    # has failed in a living worker although this worker was started, they never join this worker.
     seconds = 2 * settings.value("MYKV_RESPAWN_WAIT_S")
     watch = threading.Timer(seconds, _end_unneeded, [f"they have not joined it within {seconds:g} s"])
     watch.daemon = True
@@ -257,7 +259,7 @@ def join() -> MPI.Intracomm:
 
 
 def _await_go(parent: MPI.Intercomm) -> None:
-    """Wait for the message of a living worker; raises an MPI.Exception if none can come."""
+    """Wait for `go` from a living worker; raises an MPI.Exception if no living worker can send it."""
     from mpi4py import MPI
 
     requests = {rank: parent.irecv(source=rank, tag=_TAG_GO) for rank in range(parent.Get_remote_size())}
@@ -291,7 +293,7 @@ def _is_loss(error: MPI.Exception) -> bool:
 
 @contextlib.contextmanager
 def _limited(what: str) -> Iterator[None]:
-    """End the job if MPI waits too long, as in a process that ends before it has initialized MPI."""
+    """Context manager: ends the job if MPI waits too long, perhaps for a process that has ended before MPI_Init."""
     seconds = settings.value("MYKV_RESPAWN_WAIT_S")
 
     def end() -> None:
@@ -314,8 +316,8 @@ def _info(hosts: str, is_known: bool) -> MPI.Info:
 
     info = MPI.Info.Create()
     info.Set("wdir", _began_in)
-    info.Set("mpi_initial_errhandler", "mpi_errors_return")  # else a death meanwhile ends the job in its MPI_Init
-    # Open MPI's launcher counts slots and cores of dead workers as taken.
+    info.Set("mpi_initial_errhandler", "mpi_errors_return")  # else a death during MPI_Init ends the job
+    # Open MPI's launcher counts the slots and cores of dead workers as occupied: new workers must not need free ones.
     info.Set("PMIX_BINDTO", "none")
     if is_known:
         info.Set("PMIX_MAPBY", "slot:OVERSUBSCRIBE")

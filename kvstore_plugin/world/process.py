@@ -1,4 +1,4 @@
-"""This process as one rank: joins the others, knows its numbers, and leaves so that no other rank hangs.
+"""This process as a rank: how it joins the other ranks, its numbers, and how it leaves so that no other rank hangs.
 
 `core` is the module attribute through which all other files reach the compiled core. While there is no core, every use
 of the attribute raises a RuntimeError: before init(), after shutdown(), and in a forked child, which has neither the
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kvstore_plugin")
 
 _ABORT_APART_S, _MOST_APART_S = 0.5, 5.0
-# A wait for other ranks checks this often whether Ctrl-C was pressed.
+# Interval at which a wait for other ranks lets Python handle Ctrl-C.
 _SIGNAL_CHECK_S = 0.2
-_LEAST_DRAIN_S = 1.0  # for the engine, once no operation of the core is under way
-# A long wait looks for its cause, which queries all hosts if there are several.
+_LEAST_DRAIN_S = 1.0  # time for MXNet's engine to finish after the core has ended all operations
+# A long wait looks for its cause after this time, and again after pauses of up to this length: a look asks all hosts.
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 2.0, 30.0
 _NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 
 
 class _NoCore:
-    """Stands for the core before it is loaded: every use raises the reason."""
+    """Replaces the core while there is none: every use raises a RuntimeError with the reason."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -76,16 +76,16 @@ class _CoreInChild(_NoCore):
 core: Any = _NoCore("kvstore_plugin is not initialized: call kvstore_plugin.init() first.")
 _numbers: dict[str, int] = {}  # this rank's numbers since init(), for its forked children
 losses = 0  # number of times that this process continued after a worker was lost
-generation = 0  # number of starts of the core: older objects must not touch new objects with the same names
+generation = 0  # number of starts of the core: objects of an earlier start must not touch new ones with the same names
 recoveries = 0  # number of calls of join_again() since init()
 job = ""  # a text that is the same on all ranks since init() and differs between jobs
 _comm: MPI.Comm | None = None
 _last_comm: MPI.Comm | None = None  # the _comm of the last init()
 _group: MPI.Group | None = None  # of _comm, which the user may free
-_groups: dict[int, Any] = {}  # the _group from a `generation` on, until it changes
+_groups: dict[int, Any] = {}  # by `generation`: the new _group, where it has changed
 _machines: tuple[Any, list[str]] = (None, [])  # the _group of the last init(), and the machine of each of its ranks
 _ended_before: dict[str, int] = {}  # by code: operations that had failed before the last init() because a rank had left
-_tried_by_init = 0  # operations started by the end of the last init()
+_tried_by_init = 0  # the result of _tried() at the end of the last init()
 refusals = 0  # operations that this rank could not start: their arguments were wrong
 _has_lost = False  # some process of MPI_COMM_WORLD has died
 _forked = False
@@ -126,7 +126,7 @@ class Follower:
         """Called before the core ends; other ranks may have ended already, so it must wait for none of them."""
 
     def left(self, lost: bool) -> None:
-        """Called when the core has ended; `lost`: because a worker was lost."""
+        """Called when the core has ended; `lost`: whether this was because of a lost worker."""
 
 
 _followers: list[Follower] = []
@@ -146,8 +146,9 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm or sequence of int, optional
-        The ranks that take part: a communicator, which is duplicated, so that messages of the user and of mykv are
-        never mixed, or ranks in MPI_COMM_WORLD, the same in the call of each of them. All of MPI_COMM_WORLD by default.
+        The ranks that join each other: a communicator, or ranks in MPI_COMM_WORLD, the same in the calls of all of
+        them. All of MPI_COMM_WORLD by default. A communicator is duplicated, so that messages of the user and of mykv
+        are never mixed.
     process_sets : sequence of ProcessSet, optional
         Sets that are added at once, as with `add_process_set`, in the same order on all ranks. ``'dynamic'``, which
         Horovod needs for `add_process_set`, is accepted and ignored.
@@ -182,12 +183,13 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     _check_is_worker()
     script_end.install(_would_be_awaited, _at_exit, _abort)
     launcher_watch.begin()
-    failure_detector.end()  # it still runs if join_again() has failed
+    failure_detector.end()  # the detector still runs if join_again() has failed
     core_loader.load().begin_again()  # a rank lost earlier is not among the ranks of this init()
     with _noting_interruption(), missing_workers.Watch(mpi.world_ranks(comm), _abort):
         _join(comm, read_settings=True)
     try:
-        # In such a job the launcher does not end ranks that wait for a dead rank, whether training is elastic or not.
+        # If a job can outlive its processes, its launcher does not end ranks that wait for a dead rank, even if
+        # training is not elastic.
         if failure_detector.is_possible():
             core.end_failed_exits_by_signal(True)
             failure_detector.begin(_comm)
@@ -230,12 +232,12 @@ def _check_is_worker() -> None:
 
 @contextlib.contextmanager
 def _noting_interruption() -> Iterator[None]:
-    """Record that an exception that the other ranks do not know has ended init(): they wait in it for this rank."""
+    """Context manager: records an exception that ends init() here while the other ranks wait in it for this rank."""
     global core, _broken_off
     try:
         yield
     except (ImportError, TypeError, ValueError):
-        raise  # raised by init() itself, before ranks meet or on all of them
+        raise  # raised by init() itself, before ranks wait for each other or on all ranks
     except BaseException as error:
         if isinstance(error, RuntimeError) and not _is_alone(error):
             raise
@@ -246,7 +248,7 @@ def _noting_interruption() -> Iterator[None]:
 
 
 def _is_alone(error: RuntimeError) -> bool:
-    """Whether ranks meet in init() and this rank alone has the error: a call of MPI, or of the system, has failed."""
+    """Whether only this rank has the error, while others wait in init(): a call of MPI or of the system has failed."""
     core_error = core_loader.load().Error
     return mpi.is_failure(error) or (isinstance(error, core_error) and not error.agreed)
 
@@ -267,7 +269,7 @@ def _log_start() -> None:
 
 
 def operations() -> int:
-    """Number of operations of all ranks that have ended on this rank since the core was started."""
+    """Number of operations of the set of all ranks that have ended on this rank since the core was started."""
     return sum(count for count, _ in core.statistics()["ways"].values())
 
 
@@ -288,7 +290,7 @@ def _warn_if_nothing_was_exchanged() -> None:
 
 def _warn_if_never_initialized() -> None:
     """Log a warning at the end of a worker that never called init() and has not failed."""
-    has_failed = hasattr(sys, "last_type") or script_end.failed_exit() is not None  # as argparse ends a program
+    has_failed = hasattr(sys, "last_type") or script_end.failed_exit() is not None  # such as argparse's exit
     if not _init_called and os.getpid() == _imported_in and not has_failed:
         launch_checks.warn_of_separate_workers()
 
@@ -299,7 +301,7 @@ os.register_at_fork(after_in_child=lambda: _forget_in_child())
 
 
 def warn_of_rejected_callers(group: Any, who: str) -> None:
-    """Log the number of foreign processes that asked for a new group's memory; on one of its ranks per host."""
+    """Log how many processes outside of this job asked for a new group's memory; on one rank of the group per host."""
     if group.rejected_callers():
         _log.warning(
             "%d processes outside of this job asked for the memory that %s share, and were refused.",
@@ -453,7 +455,7 @@ def leave_lost() -> None:
     if is_initialized():
         core.lose(failure_detector.lost() or "another rank has noticed that a worker has ended")
         _leave("a worker was lost", "kvstore_plugin has lost a worker: it is initialized again by run_elastic().", True)
-    failure_detector.end(orderly=False)  # it still runs if join_again() has failed
+    failure_detector.end(orderly=False)  # the detector still runs if join_again() has failed
 
 
 def join_again(comm: MPI.Intracomm) -> None:
@@ -463,7 +465,7 @@ def join_again(comm: MPI.Intracomm) -> None:
     losses += 1
     core_loader.load().begin_again()
     failure_detector.begin(comm)
-    names, marks = zip(*comm.allgather((socket.gethostname(), job)))  # some processes may be new
+    names, marks = zip(*comm.allgather((socket.gethostname(), job)))  # new processes need the others' mark
     _join(comm)
     job, _machines = marks[0], (_group, list(names))
 
@@ -510,9 +512,9 @@ def wait(work: Any, look: Callable[[], None] | None = None, first_look: float = 
 
 
 def keep(work: Any) -> None:
-    """Keep unfinished work whose wait was interrupted, with its arrays: dropping the work would wait for its end.
+    """Keep unfinished work whose wait was interrupted, with its arrays: its deletion would wait for the operation.
 
-    After its end, the next call that waits drops the work.
+    After the operation's end, the next call that waits drops the work.
     """
     _forget_finished()
     if not work.done():
@@ -558,7 +560,7 @@ def _join(comm: Any, read_settings: bool = False) -> None:
 def _read_settings(loaded: Any, comm: MPI.Comm) -> list[str]:
     """Read the settings; if a rank fails, raise on all ranks, since the others would wait for that rank.
 
-    Returns the name of each rank's machine, and gives the job its mark.
+    Returns the name of each rank's machine, and sets `job`.
     """
     global job
     problem = None
@@ -633,7 +635,7 @@ def _abort(status: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (AttributeError, OSError, ValueError):  # closed, or None under pythonw and the like
+        except (AttributeError, OSError, ValueError):  # the stream is closed, or None as under pythonw
             continue
     if _has_lost or failure_detector.lost():
         # The mpirun of Open MPI 5 sometimes deadlocks when two ranks of a job with --with-ft abort it at once. The
@@ -661,7 +663,7 @@ def _at_exit() -> None:
             "kvstore_plugin was shut down: Python is exiting.",
         )
     else:
-        failure_detector.end()  # it still runs if join_again() has failed
+        failure_detector.end()  # the detector still runs if join_again() has failed
         script_end.tell_launcher(failure or exit_)
     if mpi.is_shared():
         if failure is not None:
@@ -674,9 +676,9 @@ def _at_exit() -> None:
 
 
 def _leave(reason: str, afterwards: str, lost: bool = False) -> int:
-    """Wait for this rank's operations, as long as the other ranks take part; then tell them why this rank leaves.
+    """Wait for this rank's operations while the other ranks still serve them; then tell these ranks why it leaves.
 
-    Afterwards MXNet does not raise the errors of these operations any more; returns their number.
+    MXNet drops errors of these operations that were never raised; returns their number.
     """
     global core, _comm, _group
     seconds = settings.value("MYKV_EXIT_WAIT_S")
@@ -688,8 +690,9 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> int:
     failure_detector.end(orderly=not lost)
     leaving.leave(reason)
     leaving.shutdown()
-    # Unfinished operations have failed now, and MXNet would report that as an error of its exit. The draining thread
-    # should be done when the caller reads an array: two threads must not take the same error out of the engine.
+    # Unfinished operations have failed now. Without this drain MXNet would report their errors when it exits. The
+    # thread that drains should be done before the caller reads an array: two threads must not take the same error out
+    # of the engine.
     forgotten += drain(max(seconds, _LEAST_DRAIN_S))
     for follower in _followers:
         follower.left(lost)

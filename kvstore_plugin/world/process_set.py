@@ -1,4 +1,4 @@
-"""Process sets: all ranks or a part of them, which take part in an operation.
+"""Process sets: all ranks, or a part of them, among which operations run.
 
 Each set has its own runtime in the core, with its own thread and shared memory, so that sets do not wait for each
 other. coordination/process_sets.py adds and removes sets.
@@ -123,7 +123,7 @@ class ProcessSet:
             self._numbers[kind] = self._bases[kind] = max(number, self._numbers.get(kind, 0))
 
     def _base(self, kind: str) -> int:
-        """The first number that all members are known to count alike: see `_skip_to`."""
+        """The number from which all members are known to count equally; see `_skip_to`."""
         return self._bases.get(kind, 0)
 
     def _position_of(self, root_rank: Any) -> int:
@@ -145,13 +145,13 @@ class ProcessSet:
         return self.process_set_id is not None
 
     def _begin(self, number: int, ranks: tuple[int, ...], group: Any) -> None:
-        """Become an added set; `group` runs its operations, None if this process is not a member."""
+        """Mark this set as added; `group` runs its operations, None if this process is not a member."""
         self.process_set_id, self.ranks, self._group = number, list(ranks), group
         self._numbers, self._bases = {}, {}
         _added[ranks] = self
 
     def _end(self, why_not: str) -> Any:
-        """Become a set that is not added, and return its group; later uses raise an error with `why_not`."""
+        """Mark this set as not added, and return its group; later uses raise an error with `why_not`."""
         _added.pop(tuple(self.ranks), None)
         group, self._group = self._group, None
         self.process_set_id, self._why_not = None, why_not
@@ -253,7 +253,7 @@ class ErrorTypes(NamedTuple):
     wrong_value: type[Exception]
 
 
-error_types = ErrorTypes(TypeError, ValueError)  # with MXNet, classes that are MXNetErrors too
+error_types = ErrorTypes(TypeError, ValueError)  # compat/ replaces them by MXNetErrors
 
 
 def check(process_set: Any) -> None:

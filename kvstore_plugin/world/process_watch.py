@@ -40,7 +40,7 @@ def pidfd(pid: int) -> int:
 
 
 class Followed:
-    """Follows those of some processes that run on this machine, except this process.
+    """Follows the processes of a list that run on this machine, except this process.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Followed:
         try:
             descriptor = pidfd(pid)
         except OSError as error:
-            if error.errno in (errno.ESRCH, errno.EINVAL):  # EINVAL while the pid names a process group
+            if error.errno in (errno.ESRCH, errno.EINVAL):  # EINVAL: only a process group still has the number
                 self._gone.append(rank)
             return  # without pidfds only MPI can notice the end of the process
         self._ranks[descriptor] = rank

@@ -1,7 +1,7 @@
-"""Finds out how this process's script ends: by an exception or by sys.exit(). For the other ranks and the launcher.
+"""Finds out how this process's script ends, by an exception or by sys.exit(), to tell the other ranks and the launcher.
 
-The hooks are installed by the import of the package: a rank that fails before init(), in it, or after shutdown() leaves
-other ranks waiting just as during training.
+The import of the package installs the hooks: a rank that fails before init(), in it, or after shutdown() leaves other
+ranks waiting, as a rank that fails during training does.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def install(would_wait: Callable[[], bool], at_exit: Callable[[], None], abort: 
 
 
 def forget_in_child() -> None:
-    """In a forked child: its end concerns no other rank."""
+    """In a forked child, forget how its script ends: this concerns no other rank."""
     global _is_forked, _failure, _exit
     _is_forked, _failure, _exit = True, None, None
 
@@ -85,13 +85,13 @@ def failed_exit() -> End | None:
 
 
 def tell_launcher(end: End | None) -> None:
-    """Tell mykvrun how the script ends, if it fails; before other ranks can learn of it."""
+    """Tell mykvrun how the script ends, if it fails. Call this before other ranks can learn of the failure."""
     if end is not None:
         worker_notes.tell_end(end.status, end.text[len(_ENDED) :])
 
 
 def end_job(end: End) -> None:
-    """End the job; a rank that has failed first gets the time to do so itself."""
+    """End the job. If another rank has failed first, that rank gets time to end the job itself."""
     if end.follows:
         time.sleep(_FIRST_S)
     assert _hooks
@@ -99,11 +99,11 @@ def end_job(end: End) -> None:
 
 
 class _Exit(SystemExit):
-    """The SystemExit that sys.exit() raises. If the script catches it, the end of this exception clears `_exit`."""
+    """The SystemExit that sys.exit() raises. If the script catches it, the deletion of this object clears `_exit`."""
 
     def __del__(self) -> None:
         global _exit
-        # Python drops the exception that ends the script when no function runs any more.
+        # Python deletes the exception that ends the script only after all functions have returned.
         if sys._getframe().f_back is not None:
             _exit = None
 
@@ -121,7 +121,7 @@ def _noting_status(original: Any) -> Any:
         global _exit
         number = status if isinstance(status, int) else int(status is not None)
         if _is_forked:
-            # The core ends a forked child before mpi4py finalizes MPI, which would hang: with this status.
+            # The core ends a forked child with this status before mpi4py finalizes MPI, which would hang.
             _set_fork_status(number & 0xFF)
             original(status)
         try:
@@ -149,7 +149,7 @@ def _noting_exception(previous: Any) -> Any:
                 )
             else:
                 previous(kind, value, traceback)
-        finally:  # even if that fails, for lack of memory or in a hook of the program
+        finally:  # even if showing the exception fails, for lack of memory or in a hook of the program
             _note_failure(kind, value)
 
     excepthook._is_of_mykv = True  # type: ignore[attr-defined]
@@ -175,7 +175,7 @@ def is_of_another(error: BaseException) -> bool:
 
 def _line_of_other(value: Any) -> str:
     """The line of an exception's text that tells how another rank has ended, or ""."""
-    with contextlib.suppress(Exception):  # the text is the program's code
+    with contextlib.suppress(Exception):  # str() may run code of the program
         return next((line for line in str(value).splitlines() if _OF_OTHER.search(line)), "")
     return ""
 
@@ -193,7 +193,7 @@ def _set_fork_status(status: int) -> None:
 
 def _end_by(kind: Any, value: Any) -> End:
     text = ""
-    with contextlib.suppress(Exception):  # an exception's text is the program's code
+    with contextlib.suppress(Exception):  # str() of an exception may run code of the program
         text = str(value)
     status = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
     other = _OF_OTHER.search(text)

@@ -43,7 +43,7 @@ import math
 import os
 from typing import Any, Callable, NamedTuple
 
-_MOST_BYTES = 2**60  # far below what the core's 64 bits hold, since it adds and doubles
+_MOST_BYTES = 2**60  # far below 2**63, since the core adds and doubles such numbers in 64 bits
 _MOST_COUNT = 2**31 - 1
 _MOST_SECONDS = 10**9  # 30 years; the core counts nanoseconds in 64 bits
 

@@ -31,7 +31,7 @@ def begin(core: Any) -> None:
 
 
 def end(core: Any) -> None:
-    """Stop watching, before Python exits: a thread in the core would never return."""
+    """Stop watching. Needed before Python exits, since a thread in the core would never return."""
     global _thread
     if _thread is not None:
         core.end_stall_watch()

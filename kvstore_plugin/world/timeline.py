@@ -1,8 +1,8 @@
-"""The timeline: a file that shows the phases of each operation, and for which rank it waited when.
+"""The timeline: a file that shows the phases of each operation, and when it waited for which rank.
 
 Rank 0 writes a timeline, or each rank writes one if the file's name has ``{rank}``. A rank knows the arrivals and the
-work of its host's ranks, which record them in shared memory while a timeline is on. Of other hosts, rank 0 knows when
-it learned that all their ranks had arrived. So a timeline needs no messages, and the other ranks need not call
+work of its host's ranks, which record them in shared memory while a timeline is on. Rank 0 also knows when it learned
+that all ranks of another host had arrived. So a timeline needs no messages, and the other ranks need not call
 start_timeline() at all.
 """
 
@@ -22,17 +22,17 @@ from .version import VERSION
 
 _log = logging.getLogger("kvstore_plugin")
 _lock = threading.Lock()
-_RANK = "{rank}"  # in a path: every rank records; replaced by its number
+_RANK = "{rank}"  # in a path: every rank records, to a path with its number instead of this text
 _path: str | None = None  # path of this rank's timeline
 
 
 def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> None:
     """Record the phases of every operation, in Chrome's trace format, for https://ui.perfetto.dev.
 
-    Rank 0 writes the file, so only there must `file_path` be writable; an existing file is replaced. On the other ranks
-    the call only checks its arguments, so that all ranks may run the same program. If `file_path` contains ``{rank}``,
-    each rank that calls this writes its own file, with its number in the name. The call is not collective, no rank
-    waits, and it may be made at any time, even during training. Operations started earlier are left out.
+    Rank 0 writes the file, so `file_path` must be writable only on rank 0; an existing file is replaced. On the other
+    ranks the call only checks its arguments, so that all ranks may run the same program. If `file_path` contains
+    ``{rank}``, each rank that calls this writes its own file, with its number in the name. The call is not collective
+    and does not wait, and any time is allowed, even during training. Operations started earlier are left out.
 
     ``python -m kvstore_plugin.timeline FILE ...`` converts the file, or the files of all ranks, to a page.
 
@@ -83,7 +83,7 @@ def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> N
 def stop_timeline() -> None:
     """End the timeline of `start_timeline` and complete its file; a no-op if no timeline is on.
 
-    Operations that are under way are left out. A new timeline may be started afterwards.
+    Operations that have not ended are left out. A new timeline may be started afterwards.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def stop_timeline() -> None:
 class _FollowTimeline(process.Follower):
     def joined(self, core: object) -> None:
         path = settings.value("MYKV_TIMELINE")
-        if not path or new_workers.is_respawned():  # a new worker would overwrite the file of another
+        if not path or new_workers.is_respawned():  # a new worker would overwrite another worker's file
             return
         # A restarted job, and elastic workers that restart, keep the earlier records.
         restart = launched.restart_count()

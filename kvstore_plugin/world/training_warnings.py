@@ -26,7 +26,7 @@ def warn(text: str, *arguments: Any) -> None:
     if sentence in _told:
         return
     _told.add(sentence)
-    with contextlib.suppress(OSError, ValueError):  # closed
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed
         print(sentence, file=sys.stderr, flush=True)
 
 
