@@ -435,8 +435,8 @@ def described(call: str, name: Any) -> str:
     return call if name is None else f"{call} {str(name)!r}"
 
 
-def wait(work: Any, look: Callable[[], None] | None = None, *first_look: float) -> None:
-    """Wait for work of the core, with the arguments of process.wait().
+def wait(work: Any) -> None:
+    """Wait for work of the core.
 
     Raises
     ------
@@ -444,7 +444,7 @@ def wait(work: Any, look: Callable[[], None] | None = None, *first_look: float) 
         The work has failed.
     """
     try:
-        process.wait(work, look, *first_look)
+        process.wait(work)
     except MXNetError:
         raise
     except RuntimeError as error:
