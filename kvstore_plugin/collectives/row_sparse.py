@@ -1,8 +1,8 @@
 """Sums row_sparse arrays over devices and workers; sends only rows that a device or worker holds.
 
-The workers first exchange the numbers of their rows. Each worker places its rows among the rows of all workers (the
-union), with zeros for missing rows. The core sums the layouts like any arrays. So the result has the same bits on all
-workers and, unless it is compressed between hosts, the bits of the sum of dense arrays.
+The workers first exchange the numbers of their rows. Each worker builds a dense array with the rows that any worker
+holds (the union), and fills rows that it lacks with zeros. The core sums these arrays like any others. So the result
+has the same bits on all workers and, unless the core compresses it between hosts, the bits of the sum of dense arrays.
 
 The alternative is to gather all workers' rows and sum them on each worker. The union moves less data if workers share
 rows, as with word embeddings, and divides the additions among the workers. If workers share no rows, it sends at most
@@ -129,7 +129,7 @@ def allreduce(
     wire: str = "",
     workspace: Workspace | None = None,
 ) -> list[Rows]:
-    """Sum rows over the workers of a process set. Collective; waits.
+    """Sum rows over the workers of a process set. All workers must call it; it waits for the sums.
 
     Parameters
     ----------
@@ -138,9 +138,9 @@ def allreduce(
     name : str
         The prefix of the names by which the operations are matched.
     contributions : sequence of Contribution
-        Equally many on all workers, of the same shapes and dtypes.
+        The same number on all workers, of the same shapes and dtypes.
     counts : ndarray of int64, shape (size, len(contributions))
-        How many rows each worker contributes, from an exchange of the workers.
+        How many rows each worker contributes; the workers have exchanged these numbers before.
     scale : float, optional
         Factor of the sums.
     priority : int, optional
@@ -160,7 +160,7 @@ def allreduce(
     Raises
     ------
     MXNetError
-        A rank has left.
+        A rank has left the job.
     """
     unions = _unions(process_set, name, contributions, counts, priority)
     sums: list[Any] = [None] * len(contributions)
@@ -237,7 +237,7 @@ def squares(values: np.ndarray | NDArray) -> float:
 
 
 def scaled(rows: Rows, factor: float) -> Rows:
-    """The rows times a factor, rounded once."""
+    """The rows times a factor, computed in float64 and rounded once."""
     return Rows(rows.indices, (rows.values.astype(np.float64) * factor).astype(rows.values.dtype))
 
 
@@ -283,7 +283,7 @@ def _ascends(indices: np.ndarray) -> bool:
 
 def _union(lists: Sequence[np.ndarray], row_count: int) -> np.ndarray:
     """The union of some lists of numbers, ascending, each number once."""
-    if row_count > 32 * sum(map(len, lists)):  # then sorting the numbers is faster than reading a byte for each row
+    if row_count > 32 * sum(map(len, lists)):  # for few numbers, sorting is faster than reading a byte for each row
         return np.unique(np.concatenate(lists))
     held = np.zeros(row_count, dtype=bool)
     for indices in lists:
@@ -317,9 +317,9 @@ def _unions(
 def _laid_out(
     contributions: Sequence[Contribution], unions: Sequence[np.ndarray], memory: np.ndarray | None = None
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """One array per device, with the rows of all contributions one after another; and, for each contribution, a view.
+    """One array per device, which holds the rows of all contributions one after another; and views of the first array.
 
-    The views are of the first array, which will hold the sums. The first array is `memory`, if it is given.
+    Each view is the part of one contribution. The caller sums into the first array, which is `memory` if it is given.
     """
     ends = np.cumsum([union.size * contribution.width for contribution, union in zip(contributions, unions)])
     inputs = [np.zeros(ends[-1], contributions[0].dtype) if memory is None else memory]
