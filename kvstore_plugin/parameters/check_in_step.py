@@ -1,8 +1,8 @@
 """check_in_step: checks that all workers still have the same parameters.
 
 Workers whose parameters differ would continue to train, with gradients that belong to other weights, and only a bad
-result would show it. Causes are mistakes in a script, such as loading a file on one worker only, or failing memory.
-Each worker sends a digest of the bits of each parameter, 8 bytes.
+result would show it. Causes are mistakes in a script, such as loading a file on one worker only, or faulty memory.
+For each parameter a worker sends a digest of its bits, of 8 bytes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from .naming import Named, arrays_of, described, named_values
 # Special values instead of a digest, which is above 0.
 _WITHOUT_VALUES, _DEVICES_DIFFER = 0, -1
 
-# Number of calls with `every`, by the scope of the process set: sets that share ranks count separately.
+# For the first Parameter of calls with `every`: the number of these calls, by the scope of the process set. Each set
+# counts separately, since sets may share ranks.
 _calls: weakref.WeakKeyDictionary[Parameter, dict[str, int]] = weakref.WeakKeyDictionary()
 
 
 def begin_again() -> None:
-    """Reset the counts of calls, as all other workers do now."""
+    """Reset the counts of calls. To be called on all workers."""
     _calls.clear()
 
 
@@ -68,9 +69,9 @@ def check_in_step(
         rank.
     MXNetError
         A parameter differs between workers, or between the devices of a worker: the error names the first such
-        parameter in the order of the network, with the ranks that differ from most others. Or the workers pass
-        different sets of parameters, or a worker waits in another call, has left, or passes a parameter that carries an
-        error.
+        parameter in the order of the network, and the ranks that differ from the majority. Or the workers pass
+        different sets of parameters, or a worker waits in another call, has left the job, or passes a parameter that
+        carries an error.
 
     Examples
     --------
