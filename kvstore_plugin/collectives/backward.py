@@ -1,10 +1,11 @@
 """Gradients through the collective operations that a program calls inside autograd.record().
 
 The backward pass of a call is an operation of all ranks, since each rank's gradient depends on the arrays of all ranks.
-The operation's name contains the call's name and turn, so ranks may run backward passes in different orders. Either all
-ranks or no rank must record a call: blocking calls exchange whether they are recorded, and the labels of other calls,
-which the core compares, contain it. If a rank's array needs no gradient, the rank records the call with an extra
-variable, so that autograd runs the backward pass on this rank too.
+The operation's name contains the call's name and turn (the number of the call under this name), so ranks may run
+backward passes in different orders. Either all ranks or no rank must record a call. In blocking calls the ranks
+exchange whether the call is recorded; the labels of other calls, which the core compares, show it. If a rank's array
+needs no gradient, the rank records the call with an extra variable, so that autograd runs the backward pass on this
+rank too.
 """
 
 from __future__ import annotations

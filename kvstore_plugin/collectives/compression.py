@@ -13,7 +13,7 @@ from ..compat import arrays
 from ..compat.mxnet import NDArray, mx
 from .gradient_compression import GradientCompression, gradient_compression
 
-_BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # MXNet's name of the type
+_BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # MXNet's name of bfloat16
 
 
 class _Method:

@@ -1,7 +1,7 @@
 """Operations that wait until all ranks call them, since the sizes of their results depend on the other ranks.
 
-The calls return when the sizes are known; MXNet's engine fills the results later, as in other operations. The n-th of
-these calls on a rank is matched with the n-th on every other rank of the process set, even if their names differ.
+The calls return when the sizes are known; MXNet's engine fills the results later, as in other operations. The n-th call
+on a rank is matched with the n-th call on every other rank of the process set, even if their names differ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def allgather(
     priority : int, optional
         Operations with a higher priority run first.
     process_set : ProcessSet, optional
-        The ranks that take part.
+        The ranks that call this function.
 
     Returns
     -------
@@ -185,7 +185,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     Parameters
     ----------
     process_set : ProcessSet, optional
-        The ranks that take part.
+        The ranks that call this function.
 
     Raises
     ------

@@ -29,7 +29,7 @@ def broadcast_object(
     name : str, optional
         Shown in errors; the same on all ranks. Blocking calls are matched by their order in the process set.
     process_set : ProcessSet, optional
-        The ranks that take part.
+        The ranks that call this function.
 
     Returns
     -------

@@ -49,7 +49,7 @@ def allreduce(
         Factors of the inputs and of the result. For `Average` and `Sum` of floating-point numbers their product is
         applied to the result; integers are rounded toward zero on each rank before the sum, and after it.
     process_set : ProcessSet, optional
-        The ranks that take part.
+        The ranks that call this function.
     op : ReduceOp, optional
         `Average`, `Sum`, `Min`, `Max` or `Product`.
 

@@ -1,12 +1,13 @@
 """Sums row_sparse arrays over devices and workers; sends only rows that a device or worker holds.
 
 The workers first exchange the numbers of their rows. Each worker builds a dense array with the rows that any worker
-holds (the union), and fills rows that it lacks with zeros. The core sums these arrays like any others. So the result
-has the same bits on all workers and, unless the core compresses it between hosts, the bits of the sum of dense arrays.
+holds (the union), and fills rows that it lacks with zeros. The core sums these arrays like other dense arrays. So the
+result has the same bits on all workers and, unless the core compresses it between hosts, the bits of the sum of dense
+arrays.
 
 The alternative is to gather all workers' rows and sum them on each worker. The union moves less data if workers share
-rows, as with word embeddings, and divides the additions among the workers. If workers share no rows, it sends at most
-twice as much data.
+rows, as with word embeddings, and divides the additions among the workers. If workers share no rows, the union sends at
+most twice as much data.
 
 The number of rows is known only when the arrays are written, so these functions wait for the arrays, and for the other
 workers.
@@ -84,12 +85,13 @@ def is_row_sparse(value: Any) -> bool:
 
 
 def contribution(replicas: Sequence[NDArray], what: str, left_out: Sequence[bool] = ()) -> Contribution:
-    """The rows of an array on one or several devices. Waits until they are written.
+    """The rows of an array on one or several devices. Waits until the arrays are written.
 
     Parameters
     ----------
     replicas : sequence of row_sparse NDArray
-        An array for each device. Their memory is used, not copied: they must not change before the sum is done.
+        An array for each device. The memory of the arrays is used, not copied: they must not change before the sum has
+        ended.
     what : str
         Name of the arrays in errors, for example ``'gradient of embedding.weight'``.
     left_out : sequence of bool, optional
@@ -134,7 +136,7 @@ def allreduce(
     Parameters
     ----------
     process_set : ProcessSet
-        The workers that take part.
+        The workers that call this function.
     name : str
         The prefix of the names by which the operations are matched.
     contributions : sequence of Contribution
@@ -154,8 +156,8 @@ def allreduce(
     Returns
     -------
     list of Rows
-        The same bits on all workers, in the order of `contributions`; rows ascend. Rows in a workspace are valid until
-        its next use.
+        The sums, in the order of `contributions`, with the same bits on all workers; row numbers ascend. Rows in a
+        workspace are valid until its next use.
 
     Raises
     ------
@@ -217,7 +219,7 @@ def assign(array: NDArray, rows: Rows) -> None:
     array : row_sparse NDArray
         The array itself is written, so that autograd or a Parameter that refers to it finds the rows.
     rows : Rows
-        Ascending. May be changed afterwards.
+        In ascending order. The caller may change them afterwards.
     """
     made = mx.nd.sparse.zeros("row_sparse", array.shape, ctx=array.context, dtype=array.dtype)
     if rows.indices.size:

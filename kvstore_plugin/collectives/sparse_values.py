@@ -23,7 +23,7 @@ def push_broadcast(
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     name : str
         The name by which the broadcast is matched.
     value : NDArray
@@ -51,7 +51,7 @@ def summed(
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     name : str
         The name by which the sum is matched. If this call raises an error, the other ranks get an error too.
     what : str

@@ -138,7 +138,7 @@ def from_numpy(values: np.ndarray, like: NDArray) -> NDArray:
 
 
 def with_dtype_of(like: NDArray, array: NDArray) -> NDArray:
-    """`array`, or a copy of it in the dtype of `like`; not recorded."""
+    """`array`, or a copy of it in the dtype of `like`; not recorded by autograd."""
     if array.dtype == like.dtype:
         return array
     with not_recorded():
@@ -146,7 +146,7 @@ def with_dtype_of(like: NDArray, array: NDArray) -> NDArray:
 
 
 def copy(source: NDArray, target: NDArray) -> None:
-    """Copy an array of any kind and shape into an array of the same shape, dense or sparse; not recorded."""
+    """Copy an array of any kind into an array of the same shape, dense or sparse; not recorded by autograd."""
     if target is source:
         return
     with not_recorded(), mx.util.np_shape(True):
@@ -198,7 +198,7 @@ def copy_rows(source: NDArray, numbers: NDArray, target: NDArray, what: str) -> 
 
 
 def duplicate(array: NDArray) -> NDArray:
-    """A copy of an array of any kind and shape; not recorded."""
+    """A copy of an array of any kind and shape; not recorded by autograd."""
     with not_recorded(), mx.util.np_shape(True):
         return array.copy()
 

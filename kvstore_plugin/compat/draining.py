@@ -15,7 +15,7 @@ _Wait = Callable[[Callable[[], None]], None]
 
 
 class _Waiter:
-    """A thread that runs a wait on request."""
+    """A thread that waits for MXNet's engine on request."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()

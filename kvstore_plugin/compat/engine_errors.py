@@ -1,4 +1,4 @@
-"""Capacity for the errors of MXNet's engine, so that its vector is not reallocated while many operations fail.
+"""Reserves capacity in the error vector of MXNet's engine, so that it is not reallocated while many operations fail.
 
 The engine notes the error of each operation in a vector, ThreadedEngine::global_exception_refs_, without a lock. The
 core serializes the failures of its own operations (csrc/mxnet/bridge.cpp). But at the same time the engine's threads

@@ -141,7 +141,7 @@ def all_finite(arrays: Sequence[NDArray]) -> bool:
 
 def finite_flags(arrays: Sequence[NDArray]) -> list[NDArray]:
     """Flags of one element, each for some of the floating-point arrays: 1 if these arrays are finite, otherwise 0."""
-    alike: dict[Any, list] = {}  # one call takes arrays of one dtype
+    alike: dict[Any, list] = {}  # multi_all_finite takes arrays of one dtype
     for array in arrays:
         alike.setdefault(array.dtype, []).append(array.as_nd_ndarray())
     packs = [one[i : i + _MOST_INPUTS] for one in alike.values() for i in range(0, len(one), _MOST_INPUTS)]

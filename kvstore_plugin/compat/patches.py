@@ -24,13 +24,13 @@ class Patch(NamedTuple):
 
     owner: str  # module, class or object that holds the name, as an attribute of mxnet
     name: str
-    releases: tuple[int, ...]  # major numbers of the releases in which it is replaced
+    releases: tuple[int, ...]  # major numbers of the releases in which the name is replaced
     when: str  # AT_IMPORT or AT_INIT
     why: str
     does: str
     undone_by: str  # when, or for which calls, MXNet's own function runs unchanged
     replacement: Callable
-    makes: bool  # the replacement returns the new value of the name
+    makes: bool  # whether `replacement` is a function that returns the new value of the name
 
 
 _table: dict[str, Patch] = {}

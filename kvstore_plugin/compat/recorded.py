@@ -162,7 +162,7 @@ def _run(count: int, wanted: int, pointers: Any, requests: Any, is_train: int, k
     owned = [NDArray(ctypes.c_void_p(pointers[i])) for i in range(count + wanted)]
     gradients, targets = owned[:count], owned[count:]
     asked = [requests[i] for i in range(wanted)]
-    with arrays.not_recorded(), written(targets, asked) as outputs:  # NaiveEngine runs this inside autograd.record()
+    with arrays.not_recorded(), written(targets, asked) as outputs:  # NaiveEngine may run this while recording
         _entries[key].backward(gradients, outputs)
     return 1
 

@@ -15,7 +15,7 @@ from ..world import process
 from ..world.process_set import ProcessSet
 from . import operation
 
-_MOST_SHOWN = 5  # names in an error
+_MOST_SHOWN = 5  # maximum number of names in an error
 
 
 def extremes(
@@ -26,7 +26,7 @@ def extremes(
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     name : str
         The name by which the exchange is matched.
     numbers : sequence of int
@@ -62,7 +62,7 @@ def check_names(
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     exchange_name : str
         The name of the exchange itself.
     names : sequence of str
@@ -102,7 +102,7 @@ def check_options(process_set: ProcessSet, exchange_name: str, options: Sequence
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     exchange_name : str
         The name of the exchange itself.
     options : sequence of str
@@ -149,7 +149,7 @@ def bytes_of_rank(process_set: ProcessSet, exchange_name: str, mine: np.ndarray 
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     exchange_name : str
         The name of the exchange itself.
     mine : ndarray of uint8, or None

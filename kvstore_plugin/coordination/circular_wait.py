@@ -5,8 +5,8 @@ thread that checks once a second whether the script is in such a wait. After som
 other ranks for which ranks each of its operations waits. Once all ranks have reported, they compute the same result: a
 set of ranks in which every operation waits for another rank of the set can never continue.
 
-If another thread of a script may continue, a deadlock is not certain. Then this rank reports its operations shortly
-before the stall watch would warn about them, and all ranks only log a warning that shows all reports.
+If another thread of a rank's script may continue, a deadlock is not certain. Then the rank reports its operations
+shortly before the stall watch would warn about them, and all ranks only log a warning that shows all reports.
 
 A rank that continues withdraws its report. All ranks report twice, so that no decision depends on stale reports.
 Programs whose ranks do not wait for several seconds exchange nothing.
@@ -261,7 +261,7 @@ def _place_in_script(frame: Any) -> str:
 def _tell(
     core: Any, name: str, state: dict[str, Any] | None, goes_on: Callable[[], bool]
 ) -> list[dict[str, Any] | None] | None:
-    """All ranks' reports; None if a rank continued before all had reported."""
+    """All ranks' reports; None if a rank continued before all ranks had reported."""
     text = json.dumps(state).encode()
     if len(text) > _BYTES:
         text = b"null"
@@ -323,7 +323,7 @@ def _end_circle(core: Any, states: Sequence[dict[str, Any] | None], told_at: flo
         return False
     text = _text(circle, states)
     if core.rank() not in circle or not settings.value("MYKV_STALL_ABORT_S"):
-        _log.warning("%s.", text)  # other ranks get the error
+        _log.warning("%s.", text)  # only the ranks of the circle get an error, and only if the setting allows it
         return True
     for process_set in joined():
         for name, _, missing, _ in process_set._core.waiting("", time.monotonic() - told_at):
@@ -369,9 +369,7 @@ def _half(rank: int, state: dict[str, Any]) -> str:
 
 
 def _called(name: str, call: str) -> str:
-    """The user's call that starts the operation `name`, for errors. `call`: the call in which the script waits, if
-    known.
-    """
+    """Describes the user's call that starts an operation. `call`: the call in which the script waits, or empty."""
     checkpoint, trainer = _CHECKPOINT.match(name), _TRAINER.match(name)
     if checkpoint:
         owner = checkpoint["owner"]

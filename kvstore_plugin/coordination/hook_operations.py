@@ -35,7 +35,7 @@ class HookOperations:
         self.bucket = bucket
         self.expected = expected
         self.by_hook = 0  # number of operations that the hook has started
-        self.started = 0  # the same, plus the number of refused operations
+        self.started = 0  # number of operations that the hook has started or this rank has refused
         self._agree_on_more = agree_on_more
 
     def next_of_hook(self) -> str:

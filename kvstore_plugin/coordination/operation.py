@@ -49,7 +49,7 @@ class Turn:
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks of the operation.
     name : str
         The name by which the operation is matched; begins with the scope of the set.
     call : str
@@ -114,7 +114,7 @@ class Turn:
         ValueError
             The core rejects the arrays.
         MXNetError
-            The operation has failed, with an engine that runs operations at once.
+            The operation has failed at once: NaiveEngine runs operations when they are pushed.
         """
         try:
             start(self._started, functools.partial(function, self.name, *arguments, **self._options, **options))
@@ -171,7 +171,8 @@ class Turn:
         Raises
         ------
         MXNetError
-            A rank is in another blocking call or in a step, has refused its turn, has not arrived in time, or has left.
+            A rank is in another blocking call or in a step, has refused its turn, has not arrived in time, or has left
+            the job.
         """
         deadlock_check.note_waiting_call(self)
         rows = np.zeros((self.core.size(), len(numbers)), dtype=np.int64)
@@ -227,7 +228,7 @@ def start(started: list, function: Callable[[], Any]) -> None:
     """Call a function of the core without arguments and append its result, with no signal handler in between.
 
     Python runs signal handlers between bytecode instructions, and this is a single instruction. So after an exception
-    `started` has changed exactly if the function has completed.
+    `started` has changed if and only if the function has completed.
     """
     started.extend(itertools.islice(iter(function, _NEVER), 1))
 
@@ -277,7 +278,7 @@ def exchange(
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     name : str
         The name by which the exchange is matched.
     call : str
@@ -403,7 +404,7 @@ def gathered(process_set: Any, name: Any, call: str) -> tuple[Any, str, str]:
 
 
 def checked_priority(priority: Any) -> int:
-    """A value of the argument `priority`.
+    """The argument `priority` as an int, after a check.
 
     Raises
     ------

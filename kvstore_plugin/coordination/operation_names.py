@@ -1,10 +1,9 @@
 """Keeps the core's turn counts of names as long as an object of this rank may use the names.
 
 A rank may drop its counts of a name when it will never use that name again: then no turn of this rank can get a wrong
-number. Other ranks are not affected. So this rank drops the counts of numbered names (stores, trainers) when their
-object is deleted.
-The counts of users' names for operations stay until shutdown(): a name may be reused on some ranks before other ranks
-know that its last turn has ended everywhere.
+number. Other ranks are not affected. So a rank drops the counts of numbered names (stores, trainers) when their object
+is deleted. The counts of users' names for operations stay until shutdown(): a name may be reused on some ranks before
+other ranks know that its last turn has ended everywhere.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def _prefix(process_set: ProcessSet, kind: str, number: int) -> str:
 def numbered_alike(
     turn: operation.Turn, process_set: ProcessSet, kind: str, label: str, more: Sequence[int] = ()
 ) -> tuple[str, np.ndarray]:
-    """Like `numbered`, but after a meeting in which all ranks take the largest of their counts.
+    """Like `numbered`, but after an exchange, in which all ranks take the largest of their counts.
 
     The counts differ after a call by a single rank: the call has failed, but that rank has counted it.
 
@@ -151,7 +150,7 @@ class FirstUse:
         return rest
 
     def lock(self) -> ContextManager:
-        """The lock to hold from told() to agree(): counts that were told must include the previous agreement."""
+        """The lock to hold from told() to agree(), so that the sent counts include those of the previous agreement."""
         return _locks.setdefault(self._process_set, {}).setdefault(self._kind, threading.Lock())
 
     def told(self) -> list[int]:

@@ -22,7 +22,7 @@ class _Known(NamedTuple):
     """The record of an added set, on every rank."""
 
     ranks: tuple[int, ...]
-    process_set: ProcessSet | None  # None if another rank's call has added it
+    process_set: ProcessSet | None  # None if only calls of other ranks have added the set
 
 
 _known: dict[int, _Known] = {}

@@ -36,7 +36,7 @@ def check(values: Mapping[str, Any], trainings: Mapping[str, snapshots.Training]
     values : dict
         The values of the ElasticState by their names.
     trainings : dict of Training
-        By the names of the trainers.
+        The copies of the trainers' states, by the names of the trainers.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """The members of elastic training: the living workers, and new workers.
 
-With respawn=True new workers replace dead ones. With grow_to=N workers are added if there is room (room.py): commit()
-raises `MoreWorkers` on all workers, which then restart from that commit, as after a death.
+With respawn=True new workers replace dead workers. With grow_to=N workers are added if there is room (room.py): then
+commit() raises `MoreWorkers` on all workers, which restart from that commit, as after a death.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Memory(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """A worker's message to the others before new workers are started."""
+    """A worker's message to the other workers before new workers are started."""
 
     machine: str
     memory: Memory

@@ -155,8 +155,8 @@ def _train_until_all_return(
             _log.info("%s", growth)
             finished = False
         except (RuntimeError, ValueError, UserWarning) as error:
-            # If another worker's script has raised an exception, the job ends. The failure detector must not take that
-            # worker for a dead one, although its process may already be gone.
+            # If another worker's script has raised an exception, the job ends. That worker does not count as dead,
+            # although its process may already have ended.
             if script_end.is_of_another(error) or failure_detector.lost(_GRACE_S) is None:
                 raise
             _log.info("Training was interrupted: %s", error)

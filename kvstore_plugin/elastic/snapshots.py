@@ -31,7 +31,7 @@ class Parameters:
         self._deferred: dict[Parameter, tuple] = {}
 
     def take(self, parameters: Iterable[Parameter]) -> list[NDArray]:
-        """Copy the values. Returns the arrays to wait for."""
+        """Copy the values. Returns the copies, for which the caller must wait."""
         before, self._kept, self._deferred = self._kept, {}, {}
         for parameter in parameters:
             if parameter._data is None:
@@ -68,7 +68,7 @@ class Training:
     """A copy of one DistributedTrainer's state, and of the states, counters and settings of its optimizer."""
 
     def __init__(self) -> None:
-        self._states: list[dict[Hashable, Any]] = []  # for each updater
+        self._states: list[dict[Hashable, Any]] = []  # the states of each updater
         self._optimizer: dict[str, Any] = {}
         self._scheduler: tuple[Any, dict | None] = (None, None)
         self._trainer: dict[str, Any] = {}
@@ -77,7 +77,7 @@ class Training:
         self.shards: dict[Hashable, tuple] = {}  # with the optimizer on the store: each key's shards and their owners
 
     def take(self, trainer: Any) -> list[NDArray]:
-        """Copy the trainer's state. Returns the arrays to wait for."""
+        """Copy the trainer's state. Returns the copies, for which the caller must wait."""
         updaters = _updaters(trainer)
         before = self._states if len(self._states) == len(updaters) else [{} for _ in updaters]
         self._states = [

@@ -74,7 +74,7 @@ class ElasticState:
         self._nets = [member for member in members.values() if isinstance(member, gluon.Block)]
         self._trainers = [member for member in members.values() if isinstance(member, Trainer)]
         self._number = _NEVER  # of the last commit
-        self._members: Members | None = None  # of run_elastic()
+        self._members: Members | None = None  # set by run_elastic()
         vars(self).update(members)
         self._own = {name for name in vars(self) if name.startswith("_")} | {"_own", "_copies"}
         self._own |= {name for name, member in members.items() if isinstance(member, (gluon.Block, Trainer))}
@@ -245,7 +245,7 @@ class ElasticState:
             last.training[number].restore(trainer)  # counters and settings: those in the file are from an earlier step
             return
         held = {}
-        if ranks_then[global_process_set.rank()] is not None:  # else this worker is new
+        if ranks_then[global_process_set.rank()] is not None:  # otherwise this worker is new
             held = {keepers.index(last.rank): last.kept[number], last.rank: last.own[number]}
         shard_replicas.divide_anew(trainer._store_optimizer, last.training[number].shards, providers, held)
 

@@ -83,7 +83,7 @@ class Bucket:
     def __init__(self, process_set: ProcessSet, dtype: np.dtype) -> None:
         self.process_set = process_set
         self.dtype = dtype
-        self.used = 0  # bytes
+        self.used = 0  # bytes in use
         self.members: list[Place] = []
 
     def add(self, parameter: Parameter, gradient: NDArray) -> Place:
@@ -214,7 +214,7 @@ class GradientMemory:
         earlier = _places.pop(parameter, [])
         self.put_in_bucket(parameter)
         parameter._data[0]._fresh_grad = fresh
-        held[0] = parameter._grad[0]  # the program may hold the list
+        held[0] = parameter._grad[0]  # the program may hold the old list
         for bucket, place in earlier:
             bucket.members.remove(place)
 

@@ -57,7 +57,7 @@ class Reduction(NamedTuple):
     mean: bool  # True: means over the ranks; False: sums
     compression: str  # dtype or compressor between hosts; empty: uncompressed
     bucket_bytes: int  # the size of a bucket; 0: no gradient is in place
-    num_groups: int  # 0: buckets have the size of bucket_bytes
+    num_groups: int  # number of groups of gradients; 0: buckets have the size bucket_bytes instead
     store_optimizer: StoreOptimizer | None = None  # updates weights: each worker updates its shards
     divisor: float = 1.0  # sums are divided by it; not used for means
     hook: Callable[[Any], None] | None = None  # reduces each GradientBucket instead of this package
@@ -95,9 +95,9 @@ class Operation(NamedTuple):
 
     name: str
     members: Sequence[BucketMember]
-    layout: str  # empty if the gradients are copied
+    layout: str  # describes the places in the bucket; empty if the gradients are copied
     push: Callable[[str], None]  # takes the label of the step
-    priority: int  # the highest of its gradients
+    priority: int  # the highest priority of its gradients
     update: ShardedUpdate | None = None  # the update after the sum, with an optimizer on the store
     push_in_place: Callable[[str, str], None] | None = None  # for gradients in place: takes another name and `turn_of`
     hooked: Any = None  # with a hook: the HookedOperation whose method push() is `push`
@@ -122,7 +122,7 @@ class Comparison:
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks of the operation.
     """
 
     def __init__(self, process_set: ProcessSet) -> None:
@@ -192,7 +192,7 @@ def _bucket_operations(
     operations = []
     for number, (bucket, places) in enumerate(memory.in_place(members).items()):
         placed = [(members[place.parameter()], place.begin, place.view) for place in places]
-        # Up to the end of the last gradient: the unused memory after it may differ between ranks.
+        # Only up to the end of the last gradient, since the size of the unused memory may differ between ranks.
         count = max(place.end for place in places) // bucket.dtype.itemsize
         operations.append(_in_place(f"{scope}/bucket{number}", reduction, bucket, placed, count))
     return operations

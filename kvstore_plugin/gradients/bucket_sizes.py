@@ -1,7 +1,7 @@
 """Assigns gradients to buckets, by one rule for buckets in shared memory and for buckets that are copied.
 
-Gradients of one dtype on one device fill a bucket in order, until it is full. The user
-gives the size (`bucket_bytes`), or a number of groups (`num_groups`): then a bucket holds a group, whatever its size.
+Gradients of one dtype on one device fill a bucket in order, until it is full. The user gives the size (`bucket_bytes`),
+or a number of groups (`num_groups`): then a bucket holds a group, whatever its size.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def number_groups(members: Sequence[Any], num_groups: int, each_alone: bool = Fa
     num_groups : int
         0: there are no groups.
     each_alone : bool, optional
-        Each gradient is a group.
+        Whether each gradient is a separate group.
     """
     if each_alone:
         for number, member in enumerate(members):

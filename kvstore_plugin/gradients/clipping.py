@@ -35,7 +35,7 @@ class Clipping:
     parameters : sequence of Parameter
         The trainer's parameters.
     updates_here : bool
-        Each worker updates all parameters by itself, without an optimizer on the store.
+        Whether each worker updates all parameters by itself, without an optimizer on the store.
 
     Attributes
     ----------

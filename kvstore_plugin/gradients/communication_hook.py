@@ -154,9 +154,9 @@ class HookedOperation:
         self._comparison = Comparison(reduction.process_set)
         self._priority = max(member.priority for member in planned.members)
         self._run = self._new_run()
-        self._has_met = False  # in this turn the rank has exchanged the number, or need not
-        self._may_ask = False  # in this turn the rank may still ask whether all ranks start more operations
-        self._has_ended = True  # this rank has taken or refused all parts of the last turn
+        self._has_met = False  # whether this rank has exchanged the number in this turn, or need not do so
+        self._may_ask = False  # whether this rank may still ask, in this turn, if all ranks start more operations
+        self._has_ended = True  # whether this rank has taken or refused all parts of the last turn
 
     def push(self, label: str) -> None:
         """Begin the turn of this step, and run the hook. If this method raises an error, the turn has begun too."""
@@ -323,7 +323,7 @@ class HookedOperation:
             self._process_set._core.refuse(_question_of(self._name), reason, turn_of=self._name)
 
     def _refuse_operations(self, count: int, reason: str) -> None:
-        """Refuse the hook's operations up to this number that this rank has not started."""
+        """Refuse those of the hook's first `count` operations that this rank has not started."""
         while self._run.started < count:
             self._process_set._core.refuse(self._run.next_name(), reason, turn_of=self._name)
 

@@ -106,6 +106,7 @@ def scopes_of(sets: Sequence[ProcessSet], order: Sequence[int]) -> tuple[dict[Pr
     Returns
     -------
     dict
+        The prefix for each process set.
     bool
         Whether the members of these sets have the same order.
     """

@@ -64,9 +64,9 @@ class PlannedReducer(SharedReducer):
         self._memory = memory or GradientMemory(self._process_set, task.reduction.bucket_bytes)
         self._operations: list[Operation] = []  # the last agreed plan; empty before the first step
         self._fences: list[Fence] = []  # a fence for each operation, if there are other ranks
-        self._copies_all = False  # the ranks' plans differ
+        self._copies_all = False  # whether all gradients are copied, since the ranks' plans differ
         self._seen: list[Any] = []  # the parameters' gradient arrays at the last check
-        self._seen_weights: list[Any] = []  # with an optimizer on the store
+        self._seen_weights: list[Any] = []  # the parameters' arrays then; empty without an optimizer on the store
         self._world: tuple[int, int | None] = (0, None)  # identifies init() and the set's addition at the last check
         self._hook_counts: dict[str, int] = {}  # number of operations that the hook starts, by bucket name
         self._when_updated: dict[Any, Callable[[], None]] = {}  # to be called after a step's updates
@@ -76,7 +76,7 @@ class PlannedReducer(SharedReducer):
         raise NotImplementedError
 
     def meet(self, meeting: str, options: Sequence[str]) -> None:
-        """Compare the parameters with the other ranks now instead of in the first step. Waits.
+        """Compare the parameters with the other ranks, before the first step. Waits for the other ranks.
 
         Parameters
         ----------
@@ -101,7 +101,7 @@ class PlannedReducer(SharedReducer):
         """Move the gradients into shared memory, now or when they are initialized."""
         # In the order of the network, in which parameters are initialized, so that all ranks have the same layout.
         in_order = sorted(self._members, key=lambda member: -member.priority)
-        # A compressor that counts elements does so for each array, so each array needs a separate operation.
+        # A compressor that sends a fixed number of elements of each array needs a separate operation for each array.
         number_groups(in_order, self._reduction.num_groups, each_alone=self._reduction.counts_elements)
         try:
             self._memory.own([(member.parameter, member.group) for member in in_order])

@@ -189,7 +189,7 @@ class PowerSGD:
         self._states: weakref.WeakKeyDictionary[Parameter, _State] = weakref.WeakKeyDictionary()
         self._generation = 0
         self._loaded: dict[str, np.ndarray] = {}  # arrays from load_states() that are not yet used
-        self._checks_loaded = False  # from load_states() to the first update: a state must have been loaded
+        self._checks_loaded = False  # True from load_states() to the first update: the file must have each state
 
     def __call__(self, bucket: GradientBucket) -> None:
         """Reduce a bucket. Returns at once."""

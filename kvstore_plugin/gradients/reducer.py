@@ -41,7 +41,7 @@ class Comparing(enum.Enum):
 
 
 class Reducer:
-    """Reduces the gradients of some parameters of one trainer. Methods that involve other workers are no-ops here.
+    """Reduces the gradients of some parameters of one trainer. Most methods of this base class are no-ops.
 
     Attributes
     ----------

@@ -67,7 +67,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     >>> trainer.step(len(images))
     """
 
-    averages_gradients = True  # the store rejects such an optimizer, since it sums gradients itself
+    averages_gradients = True  # the store rejects such an optimizer, since the store sums gradients
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class _Mean:
     def __init__(self, process_set: ProcessSet, num_groups: int, first_use: operation_names.FirstUse) -> None:
         self.process_set = process_set
         self.num_groups = num_groups
-        self.order = naming.Order()  # of a gluon.Trainer's parameters
+        self.order = naming.Order()  # the order of a gluon.Trainer's parameters
         self._other_orders = ""  # the error, if the members' orders differ
         self._first_use = first_use
 

@@ -37,7 +37,7 @@ from . import amp, separate_steps
 from .distributed_optimizer import check_not_averaging, note_order
 
 _ANOTHER_STORE = "another store than 'mykv'"
-_RECORD = "_record_of_mykv"  # a Trainer's attribute
+_RECORD = "_record_of_mykv"  # the attribute of a Trainer that holds its _Record
 _CALL = "the first step of a gluon.Trainer"
 _SAME_ORDER = "Make all Trainers, and take their first steps, in the same order on all workers."
 _EARLIER = "A Trainer may be older than the import of this package. "
@@ -358,7 +358,7 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
         _compare(self, reducer, ignore_stale_grad)
     with step_guard.updates(self if record.of_store else None, [reducer] if updates_here else ()):
         original(self, ignore_stale_grad)
-    if not updates_here and self._update_on_kvstore:  # MXNet does not reset them: stale gradients would seem fresh
+    if not updates_here and self._update_on_kvstore:  # MXNet does not mark gradients as stale here
         trainer_state.mark_stale(self._params)
 
 
@@ -474,7 +474,7 @@ def _reducer_of(trainer: gluon.Trainer) -> DenseReducer:
         named = named_parameters(trainer._params)
         when_moved = functools.partial(amp.warn_of_added_gradients, trainer._params)
         # All workers arrive here in the first steps of their Trainers.
-        record.scope = record.scope or store._next_scope("trainer")  # none yet if no step has set up the store
+        record.scope = record.scope or store._next_scope("trainer")  # new if load_states() has set up the store
         record.reducer = DenseReducer(Task(record.scope, named, reduction, when_moved, keys), memory)
         record.reducer.watch_batches()
         record.reducer.factor_of_sums = functools.partial(_factor_of_sums, weakref.ref(trainer))

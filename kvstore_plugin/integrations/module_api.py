@@ -26,8 +26,8 @@ _ANOTHER_STORE = "another store than 'mykv'"
 class ModuleStore(MyKV):
     """A view of a store with a type that Module recognizes as a synchronous store of several workers.
 
-    It shares the attributes of the store, so that the two always have the same state. gluon.Trainer must not see this
-    type: with such a store it would reject changes of the learning rate or the parameters.
+    The view shares the attributes of the store, so that both always have the same state. gluon.Trainer must not see
+    this type: with such a store it would reject changes of the learning rate or the parameters.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ class Moments(NamedTuple):
     """Moments of each channel; arrays of float64 and of shape (channels,)."""
 
     mean: np.ndarray
-    variance: np.ndarray  # biased
+    variance: np.ndarray  # biased: divided by `count`
     count: float  # elements per channel
 
 

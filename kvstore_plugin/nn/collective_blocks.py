@@ -120,7 +120,7 @@ class AllReduce(_Reducing):
     prescale_factor, postscale_factor : float, optional
         As for `mykv.allreduce`.
     process_set : ProcessSet, optional
-        The ranks that take part.
+        The ranks that call the block.
     **kwargs
         As for gluon.HybridBlock.
 

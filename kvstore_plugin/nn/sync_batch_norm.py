@@ -45,7 +45,7 @@ class _Calls:
         self.key = f"sync_batch_norm_{next(_made)}"  # unique in this process
         self.layer = weakref.ref(layer)
         self.numbers = itertools.count()  # the numbers of forward passes in training
-        self.in_evaluation = self.in_training = 0  # how many calls were recorded since the layer was last trained
+        self.in_evaluation = self.in_training = 0  # recorded calls in each mode since the last step of the layer
         self._first_use = first_use
 
     def note(self) -> None:

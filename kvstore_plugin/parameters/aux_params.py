@@ -45,7 +45,7 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
         The global rank of the worker whose values, on its first device, all workers get. By default all workers get the
         mean over all devices of all workers; for variances, the mean of the devices' variances.
     process_set : ProcessSet, optional
-        The workers that take part.
+        The workers that call this function.
 
     Raises
     ------
@@ -69,8 +69,8 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
         states = auxiliary_states(params)
         devices = _devices(states)
         how = "mean" if root is None else f"values of rank {root_rank}"
-        # This wait precedes meet(), which detects deadlocks. After meet() the wait would never end for a value from a
-        # step that another rank does not take.
+        # Wait here, not after meet(): if a value comes from a step that another rank has not taken, that rank detects
+        # the deadlock while it waits in meet(). After meet() no rank would detect it.
         _wait_for(states)
         count = min(len(states), 1) if root is None else len(states)
         turns = turn.agreed([operation.gathering(process_set, None, "sync_aux_params") for _ in range(count)])

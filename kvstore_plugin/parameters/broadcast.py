@@ -27,8 +27,8 @@ def broadcast_parameters(
     """Send the values of `root_rank` to all ranks. Collective; returns when the values have arrived.
 
     Parameters whose initialization is deferred are broadcast when they are initialized, inside the first forward pass.
-    If it is deferred on some ranks only, the other ranks do not wait here: MXNet's engine makes readers of the values
-    wait.
+    If the initialization is deferred on some ranks only, the other ranks do not wait here: MXNet's engine makes readers
+    of the values wait.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def broadcast_parameters(
     prefix : str, optional
         Prepended to the keys in error messages.
     process_set : ProcessSet, optional
-        The ranks that take part.
+        The ranks that call this function.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def keep_equal(
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     named : sequence of Named
         Parameters, the same on all ranks.
     scope : str

@@ -2,7 +2,7 @@
 
 Workers whose parameters differ would continue to train, with gradients that belong to other weights, and only a bad
 result would show it. Causes are mistakes in a script, such as loading a file on one worker only, or faulty memory.
-For each parameter a worker sends a digest of its bits, of 8 bytes.
+For each parameter, each worker sends a digest of the parameter's bits, of 8 bytes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def check_in_step(
         Check the running means and variances of BatchNorm too, which differ between the workers unless
         `sync_aux_params` was called since the last step.
     process_set : ProcessSet, optional
-        The workers that take part.
+        The workers that call this function.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def _difference(one: Named, digests: np.ndarray, process_set: ProcessSet) -> str
             "ranks."
         )
     kinds, first, counts = np.unique(digests, return_index=True, return_counts=True)
-    # The majority is right; in a tie, the value that comes first in the order of ranks.
+    # The value of the majority counts as right; in a tie, the value of the lowest rank.
     right = kinds[np.lexsort((first, -counts))[0]]
     return (
         f"{name} has other values on {_ranks(process_set, digests != right)} than on "

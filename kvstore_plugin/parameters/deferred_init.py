@@ -35,7 +35,7 @@ class Broadcast:
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks of the broadcast.
     name : str
         The name by which the broadcast is matched.
     root : int
@@ -124,7 +124,7 @@ def check_values(
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     named : sequence of (str, Parameter)
         Names for the error, and Parameters, the same on all ranks.
     are_new : sequence of bool

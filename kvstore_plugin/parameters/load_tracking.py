@@ -48,7 +48,7 @@ updating = threading.local()  # `trainer`: the trainer that updates in this thre
 
 
 def any_of(parameters: Iterable[Parameter]) -> bool:
-    """Whether this worker has loaded new values of a Parameter, or its trainer's states, since workers were equal.
+    """Whether this worker has loaded new values of a Parameter, or its trainer's states, since all were last equal.
 
     A failed update of a Parameter counts too. Waits for the values of loaded Parameters.
     """
