@@ -1,10 +1,11 @@
 """Gradients through the collective operations that a program calls inside autograd.record().
 
-The backward pass of a call is an operation too. Its name contains the call's name and turn, so that ranks may run
-backward passes in different orders. All ranks take part in it, since each rank's result depends on the arrays of all
-ranks. So either all ranks must record a call, or none: blocking calls exchange whether they are recorded, and labels of
-other calls show it. On a rank whose own array needs no gradient, the call is recorded with an extra variable, so that
-backward reaches the call there too.
+The backward pass of a call is an operation of all ranks, since each rank's gradient depends on the arrays of all ranks.
+The operation's name contains the call's name and turn (the number of the call under this name), so ranks may run
+backward passes in different orders. Either all ranks or no rank must record a call. In blocking calls the ranks
+exchange whether the call is recorded; the labels of other calls, which the core compares, show it. If a rank's array
+needs no gradient, the rank records the call with an extra variable, so that autograd runs the backward pass on this
+rank too.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from ..coordination import hook_operations, operation, operation_names
 from ..world import process
 from . import reduce_ops
 
-# A rank's state of an array in a blocking call.
+# What a rank tells the other ranks about an array in a blocking call.
 _UNRECORDED, _RECORDED, _NEEDS_GRADIENT = range(3)
 
 Exchange = Callable[[operation.Turn, str, Sequence[NDArray], Sequence[NDArray]], None]
 
 
 def is_recorded(tensors: Sequence[NDArray]) -> bool:
-    """Whether a call with these arrays is recorded; the same on all ranks inside autograd.record()."""
+    """Whether autograd records a call with these arrays; the same on all ranks if all are inside autograd.record()."""
     return (
         autograd.is_recording()
         and hook_operations.running() is None
@@ -36,7 +37,7 @@ def is_recorded(tensors: Sequence[NDArray]) -> bool:
 
 
 def labelled(label: str) -> str:
-    """The label of a recorded call, from its label without recording."""
+    """The label of a recorded call. `label`: the label of the same call outside of autograd.record()."""
     return f"{label}, inside autograd.record()" if label else "inside autograd.record()"
 
 
@@ -46,7 +47,7 @@ def check_in_place(call: str, tensors: Sequence[NDArray]) -> None:
     Raises
     ------
     ValueError
-        A call in place is recorded, and autograd knows one of its arrays.
+        The call is inside autograd.record(), and autograd has recorded an array that the call would overwrite.
     """
     if is_recorded(tensors) and any(recorded.is_recorded(array) for array in tensors if arrays.kind(array) == "float"):
         raise ArgumentValueError(
@@ -56,7 +57,7 @@ def check_in_place(call: str, tensors: Sequence[NDArray]) -> None:
 
 
 def state(tensor: NDArray) -> int:
-    """This rank's state of an array, for the other ranks in a blocking call."""
+    """Whether a blocking call with this array is recorded, and whether the array needs a gradient, as one number."""
     if not is_recorded([tensor]):
         return _UNRECORDED
     return _NEEDS_GRADIENT if recorded.is_recorded(tensor) else _RECORDED
@@ -68,7 +69,7 @@ def is_needed(turn: operation.Turn, states: np.ndarray) -> bool:
     Raises
     ------
     MXNetError
-        A rank needs a gradient, and another rank has not recorded the call; on all ranks.
+        Raised on all ranks: a rank needs a gradient, but another rank has not recorded the call.
     """
     if not (states == _NEEDS_GRADIENT).any():
         return False
@@ -95,12 +96,12 @@ def results(
     Parameters
     ----------
     turn : Turn
-        That of the call.
+        The turn of the call.
     inputs, outputs : sequence of NDArray
-        Equally many, of floating-point numbers.
+        The call's arrays of floating-point numbers; as many inputs as outputs.
     exchange : callable
         Called as ``exchange(turn, label, gradients, targets)`` in the backward pass: starts the operation that computes
-        the gradients of the inputs, `targets`, from those of the outputs.
+        the gradients of the inputs, `targets`, from the gradients of the outputs, `gradients`.
     suffix : str, optional
         Distinguishes several backward passes of one call.
     turn_of : type, optional
@@ -118,9 +119,9 @@ def results(
         # The argument of y.backward() may have another dtype than y.
         gradients = [one if one.dtype == dtype else one.astype(dtype) for one, dtype in zip(gradients, dtypes)]
         if not known:
-            # MXNet holds the memory that it has passed until the operations on it have ended, and gives the memory to
-            # later gradients. Nothing waits for the result here, so those operations must not be delayed: another
-            # rank's backward may reach several calls in another order.
+            # MXNet reuses the memory of these gradients for later gradients, after all operations on the memory. So
+            # without a copy, later gradients would wait for this exchange. That would be a deadlock if another rank's
+            # backward pass reaches its calls in a different order.
             gradients = [arrays.duplicate(gradient) for gradient in gradients]
         wanted = dict(zip(known, targets))
         everything = [
@@ -136,7 +137,7 @@ def results(
 
 
 def refused(inputs: Sequence[NDArray], outputs: Sequence[NDArray], sentence: str) -> list[NDArray]:
-    """Record a call without a gradient, and return its results; a backward pass that reaches it fails."""
+    """Record a call that has no gradient, and return its results. A backward pass through the call raises an error."""
     known = [array for array in inputs if recorded.is_recorded(array)]
     if not known:
         return list(outputs)
@@ -156,7 +157,7 @@ def set_zero(array: NDArray) -> None:
 def reduce_to_owners(
     turn: operation.Turn, label: str, gradient: NDArray, target: NDArray, counts: Sequence[int], priority: int
 ) -> None:
-    """Sum a gradient over all ranks, and give rank r its `counts[r]` elements, in the order of ranks."""
+    """Sum a gradient over all ranks and split the sum: rank 0 gets the first `counts[0]` elements, and so on."""
     division, begin = [], 0
     for root, count in enumerate(counts):
         if count:
@@ -176,7 +177,7 @@ def reduce_to_owners(
 
 
 def gather_of_rows(rows: list[int], scale: float, priority: int) -> Exchange:
-    """The exchange that gathers the gradients of all ranks, with these numbers of rows, times a factor."""
+    """The exchange that gathers the gradients of all ranks, times `scale`. Rank r's gradient has `rows[r]` rows."""
 
     def exchange(turn: operation.Turn, label: str, gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
         source = reduce_ops.scaled(gradients[0], scale)
@@ -186,7 +187,7 @@ def gather_of_rows(rows: list[int], scale: float, priority: int) -> Exchange:
 
 
 def sum_at_root(root: int, priority: int) -> Exchange:
-    """The exchange that sums the gradients of all ranks at one rank; the others get zeros."""
+    """The exchange that sums the gradients of all ranks on the rank `root`; the other ranks get zeros."""
 
     def exchange(turn: operation.Turn, label: str, gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
         counts = [gradients[0].size if rank == root else 0 for rank in range(turn.core.size())]

@@ -13,18 +13,18 @@ from ..compat import arrays
 from ..compat.mxnet import NDArray, mx
 from .gradient_compression import GradientCompression, gradient_compression
 
-_BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # MXNet's name of the type
+_BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # MXNet's name of bfloat16
 
 
 class _Method:
     def __init__(self, name: str, wire: str) -> None:
         self.name = name
-        self.wire = wire  # the core's name of the type; empty for the gradient's own type
+        self.wire = wire  # the core's name of the dtype between hosts; empty: gradients keep their dtype
 
     def compress(self, tensor: NDArray) -> tuple[NDArray, Any]:
-        """An array in the compressed type, and the context for `decompress`; as in Horovod's compressors.
+        """Convert an array to the compressed dtype, and return it with a context for `decompress`; as in Horovod.
 
-        For programs that call it around an `allreduce`. For a trainer the core compresses.
+        Programs call this method before an `allreduce` of their own. Trainers do not: the core compresses gradients.
 
         Parameters
         ----------
@@ -34,7 +34,8 @@ class _Method:
         Returns
         -------
         NDArray, dtype or None
-            The array in 16 bits, or `tensor` itself; and the dtype of `tensor`, or None if it was not converted.
+            The array in 16 bits, or `tensor` itself. And the context: the dtype of `tensor`, or None if `tensor` was
+            not converted.
         """
         if not self.wire or arrays.dtype_name(tensor.dtype) not in ("float32", "float64"):
             return tensor, None
@@ -48,7 +49,7 @@ class _Method:
         return f"Compression.{self.name}"
 
     def __reduce__(self) -> tuple:
-        return getattr, (Compression, self.name)  # copies are this object itself
+        return getattr, (Compression, self.name)  # copying and unpickling give this object itself
 
 
 def _cast(tensor: NDArray, dtype: Any) -> NDArray:
@@ -76,8 +77,8 @@ class UserCompression:
 
 
 def described(code: Any) -> str:
-    """A function, a class or an object by its name in its module, which is the same on all workers."""
-    code = getattr(code, "func", code)  # of a functools.partial
+    """The qualified name of a function, a class, or an object's class: a text that is the same on all workers."""
+    code = getattr(code, "func", code)  # the function inside a functools.partial
     named = code if hasattr(code, "__qualname__") else type(code)
     return f"{named.__module__}.{named.__qualname__}"
 
@@ -90,7 +91,7 @@ class Compression:
     which is faster than a conversion, and exact. So on one host all choices give the same bits.
 
     The argument `compression_params` takes these choices too, and compressors with even shorter messages. Each choice
-    has methods ``compress(tensor)`` and ``decompress(tensor, ctx)``, for programs that compress themselves.
+    has methods ``compress(tensor)`` and ``decompress(tensor, ctx)``, for programs that compress arrays themselves.
 
     Attributes
     ----------
@@ -115,14 +116,14 @@ class Compression:
 
 
 def choose(compression: Any, compression_params: Any) -> _Method | UserCompression | GradientCompression:
-    """The choice of the arguments `compression` and `compression_params` of a trainer.
+    """The compression that a trainer's arguments `compression` and `compression_params` select.
 
-    The result has an attribute `wire`, the core's text for the choice.
+    The result has an attribute `wire`, the core's text for this compression.
 
     Raises
     ------
     TypeError, ValueError
-        An argument is wrong, or both choose something.
+        An argument is wrong, or both arguments select a compression.
     """
     if not isinstance(compression, _Method):
         if not callable(getattr(compression, "compress", None)) or not callable(

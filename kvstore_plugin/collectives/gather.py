@@ -1,7 +1,7 @@
 """Operations that wait until all ranks call them, since the sizes of their results depend on the other ranks.
 
-The calls wait only for the sizes: the results arrive later, as in other operations. The calls are matched by their
-order in the process set, whatever their names.
+The calls return when the sizes are known; MXNet's engine fills the results later, as in other operations. The n-th call
+on a rank is matched with the n-th call on every other rank of the process set, even if their names differ.
 """
 
 from __future__ import annotations
@@ -27,37 +27,38 @@ def allgather(
     Parameters
     ----------
     tensor : NDArray
-        Of shape (n, ...) and any dtype; n, which may be 0, may differ between the ranks. It is not changed, and the
-        caller may change or delete it at once.
+        Of shape (n, ...) and any dtype; n, which may be 0, may differ between the ranks. The call does not change the
+        array, and the caller may change or delete it at once.
     name : str, optional
         Shown in errors; the same on all ranks. Blocking calls are matched by their order in the process set.
     priority : int, optional
         Operations with a higher priority run first.
     process_set : ProcessSet, optional
-        The ranks that take part.
+        The ranks that call this function.
 
     Returns
     -------
     NDArray
-        New, with the type and dtype of `tensor` and the sum of all n as its first dimension; in the order of ranks. It
-        may be used at once: the engine makes readers wait for its values.
+        A new array with the type and dtype of `tensor`: the rows of all ranks, in the order of ranks. Its first
+        dimension is the sum of all n. It may be used at once: the engine makes readers wait for its values.
 
     Raises
     ------
     TypeError, ValueError
-        Errors of this rank's arguments: `tensor` is a scalar or sparse, or on a GPU, and the core has found no CUDA
-        runtime; this rank is not in the process set. The other ranks' call raises an MXNetError that names this rank.
+        `tensor` is a scalar, is sparse, or is on a GPU although the core has found no CUDA runtime; then the call on
+        the other ranks raises an MXNetError that names this rank. Or this rank is not in the process set.
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError
-        Ranks differ in dtype, name, a dimension except the first, in whether the array is on a GPU, or in whether the
-        call is inside autograd.record(), if a rank needs the gradient; a rank waits in another call, has refused or
-        left. At the result (with NaiveEngine here): a rank's array carries an error.
+        Ranks differ in dtype, name, a dimension other than the first, or in whether the array is on a GPU. Or a rank
+        needs a gradient, and another rank's call is outside of autograd.record(). Or a rank waits in another call, has
+        rejected its arguments, or has left the job. If a rank's array carries an error of MXNet's engine, reading the
+        result raises an error (with NaiveEngine, this call does).
 
     Notes
     -----
-    Inside autograd.record(), on all ranks, a floating-point result is differentiable if the array of any rank needs a
-    gradient: this rank gets the sum over all ranks of its rows' gradients.
+    If all ranks call it inside autograd.record(), a floating-point result is differentiable if the array of any rank
+    needs a gradient: each rank gets the gradients of its rows, summed over all ranks.
 
     Examples
     --------
@@ -77,12 +78,14 @@ def grouped_allgather(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> list[NDArray]:
-    """Concatenate several arrays, each with the arrays of all ranks at its position. Waits until all ranks call it.
+    """Concatenate several arrays, each with the other ranks' arrays at the same position of `tensors`.
+
+    Waits until all ranks call it.
 
     Parameters
     ----------
     tensors : sequence of NDArray
-        Each as for `allgather`; equally many on all ranks.
+        Each as for `allgather`; the same number of arrays on all ranks.
     name, priority, process_set
         As for `allgather`.
 
@@ -115,13 +118,13 @@ def alltoall(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> NDArray | tuple[NDArray, NDArray]:
-    """Send rows of an array to each rank, and receive some from each. Waits until all ranks call it.
+    """Send rows of an array to each rank, and receive rows from each rank. Waits until all ranks call it.
 
     Parameters
     ----------
     tensor : NDArray
-        Of shape (n, ...) and any dtype; n may differ between the ranks. It is not changed, and the caller may change or
-        delete it at once.
+        Of shape (n, ...) and any dtype; n may differ between the ranks. The call does not change the array, and the
+        caller may change or delete it at once.
     splits : NDArray of int32 or sequence of int, shape (size,), optional
         How many rows go to each rank, in the order of ranks; n in total. By default all ranks get the same number.
     name, priority, process_set
@@ -130,23 +133,23 @@ def alltoall(
     Returns
     -------
     output : NDArray
-        New, with the type and dtype of `tensor`: the rows that the ranks have sent to this rank, in the order of ranks.
-        It may be used at once: the engine makes readers wait for its values.
+        A new array with the type and dtype of `tensor`: the rows that the ranks have sent to this rank, in the order of
+        ranks. It may be used at once: the engine makes readers wait for its values.
     received_splits : NDArray of int32, shape (size,)
         How many rows each rank has sent; only if `splits` was given.
 
     Raises
     ------
     TypeError, ValueError
-        As for `allgather`; also, `splits` has another length or dtype, a negative number or another sum, or without it
-        n is not divisible by the number of ranks.
+        As for `allgather`; also, `splits` has a wrong length, dtype or sum, or a negative number; or `splits` is not
+        given, and n is not divisible by the number of ranks.
     RuntimeError, MXNetError
         As for `allgather`.
 
     Notes
     -----
-    Inside autograd.record(), on all ranks, a floating-point result is differentiable if the array of any rank needs a
-    gradient: each rank gets the gradients of the rows that it has sent.
+    If all ranks call it inside autograd.record(), a floating-point result is differentiable if the array of any rank
+    needs a gradient: each rank gets the gradients of the rows that it has sent.
 
     Examples
     --------
@@ -177,12 +180,12 @@ def alltoall(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until all ranks call it. Operations started earlier may still be under way.
+    """Wait until all ranks call it. Operations that were started earlier may still be running.
 
     Parameters
     ----------
     process_set : ProcessSet, optional
-        The ranks that take part.
+        The ranks that call this function.
 
     Raises
     ------
@@ -191,13 +194,13 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError
-        A rank waits in another call, has refused a call that waits, or has left.
+        A rank waits in another call, has rejected the arguments of a blocking call, or has left the job.
 
     Examples
     --------
     >>> if mykv.rank() == 0:
     ...     np.save("labels.npy", targets)
-    >>> mykv.barrier()  # until the file is there
+    >>> mykv.barrier()  # waits until rank 0 has written the file
     >>> len(np.load("labels.npy"))
     1797
     """
@@ -206,7 +209,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 class _Sending(operation.Turn):
-    """The turn in which an alltoall sends its rows. The core divides it into several operations."""
+    """The turn in which an alltoall sends its rows. The core divides the turn into several operations."""
 
     __slots__ = ("_tensor",)
 
@@ -215,13 +218,15 @@ class _Sending(operation.Turn):
         self._tensor = tensor
 
     def _post_refusal(self, reason: str) -> None:
-        matrix = self.met[:, : len(self.met)]  # without the suffix after the splits
+        matrix = self.met[:, : len(self.met)]  # the splits of all ranks, without the states of their arrays
         self.core.refuse_alltoall(self.name, self._tensor.handle.value, matrix.tolist(), reason)
 
 
 def _gathered(turn: operation.Turn, tensors: list[NDArray], what: str, name: Any, priority: Any) -> list[NDArray]:
-    """The concatenated arrays of all ranks, after a meeting that exchanges the first dimensions and compares the
-    rest."""
+    """The concatenated arrays of all ranks.
+
+    The ranks first exchange the first dimensions of their arrays, and compare the other dimensions and the dtypes.
+    """
     for tensor in tensors:
         arrays.check_rows(tensor, turn.call)
     operation.checked_priority(priority)
@@ -243,7 +248,7 @@ def _gathered(turn: operation.Turn, tensors: list[NDArray], what: str, name: Any
 def _recorded_gathering(
     turn: operation.Turn, tensor: NDArray, output: NDArray, counts: np.ndarray, priority: int
 ) -> NDArray:
-    """Record an allgather. Its gradient is the sum over all ranks of this rank's rows."""
+    """Record an allgather. Its gradient on a rank is the gradient of the rank's rows, summed over all ranks."""
     elements = [int(count) * int(np.prod(tensor.shape[1:])) for count in counts]
 
     def exchange(taken: operation.Turn, label: str, gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:

@@ -1,7 +1,7 @@
 """Checks the user's parameters of compression between hosts, and translates them into the core's text.
 
-The names are those of MXNet's `set_gradient_compression`, ``{'type': '2bit', 'threshold': 0.5}``, and of BytePS,
-``{'compressor': 'topk', 'k': 0.01}``. The compressors themselves are in csrc/compress/.
+The parameters have the names of MXNet's `set_gradient_compression`, ``{'type': '2bit', 'threshold': 0.5}``, and of
+BytePS, ``{'compressor': 'topk', 'k': 0.01}``. The compressors themselves are in csrc/compress/.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class GradientCompression(NamedTuple):
     parameters : dict
         'type' and all other parameters. Parameters that the user left out have their defaults.
     wire : str
-        The text from which the core creates the compressor; empty for none. Equal texts mean equal compressors.
+        The text from which the core creates the compressor; empty: no compression. Equal texts mean equal compressors.
     """
 
     parameters: dict
@@ -33,7 +33,7 @@ class GradientCompression(NamedTuple):
 
 class _Parameter(NamedTuple):
     default: Any
-    read: Callable[[str, Any], Any]  # given the name for messages and the value; raises if the value is wrong
+    read: Callable[[str, Any], Any]  # (name in errors, user's value) -> checked value; raises an error for a wrong one
 
 
 def _number(what: str, value: Any) -> float:
@@ -62,7 +62,7 @@ def _flag(what: str, value: Any) -> bool:
 
 
 def _feedback(what: str, value: Any) -> bool:
-    if isinstance(value, str) and value == "vanilla":  # BytePS's name for it
+    if isinstance(value, str) and value == "vanilla":  # BytePS's name for error feedback
         return True
     return _flag(what, value)
 
@@ -125,7 +125,7 @@ _COMPRESSORS: Mapping[str, Mapping[str, _Parameter]] = {
         **_EF,
     },
 }
-# Types that the core converts to, without any parameter.
+# Types without parameters, and the dtype to which the core converts gradients; empty: no conversion.
 _CASTS = {"none": "", "fp16": "float16", "bf16": "bfloat16"}
 
 _TYPES = [*_CASTS, *_COMPRESSORS]

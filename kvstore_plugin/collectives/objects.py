@@ -25,11 +25,11 @@ def broadcast_object(
         Any object that pickle supports, or cloudpickle if it is installed (such as lambdas); it must fit into memory
         twice. Ignored on ranks other than the root.
     root_rank : int, optional
-        The global rank of the root; it is in the process set.
+        The global rank of the root, which must be in the process set.
     name : str, optional
         Shown in errors; the same on all ranks. Blocking calls are matched by their order in the process set.
     process_set : ProcessSet, optional
-        The ranks that take part.
+        The ranks that call this function.
 
     Returns
     -------
@@ -39,14 +39,14 @@ def broadcast_object(
     Raises
     ------
     TypeError, ValueError
-        `root_rank` is not a rank, or `root_rank` or this rank is not in the process set. The other ranks' call raises
-        an MXNetError that names this rank.
+        `root_rank` is not a rank, or not in the process set; then the call on the other ranks raises an MXNetError that
+        names this rank. Or this rank is not in the process set.
     Exception
-        Errors of pickle, on the root; the other ranks' call raises an MXNetError with the text.
+        On the root, an error of pickle. Then the call on the other ranks raises an MXNetError with the error's text.
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError
-        Ranks differ in root or name; or a rank waits in another call, has refused, or has left.
+        Ranks differ in root or name; or a rank waits in another call, has rejected its arguments, or has left the job.
 
     Examples
     --------
@@ -77,14 +77,14 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     Returns
     -------
     list of object
-        In the order of ranks, with a copy of `obj` for this rank.
+        The objects in the order of ranks. For this rank, a copy of `obj`.
 
     Raises
     ------
     TypeError, ValueError, RuntimeError, MXNetError
         As for `broadcast_object`.
     Exception
-        Errors of pickle; the other ranks' call raises an MXNetError with the text.
+        An error of pickle. Then the call on the other ranks raises an MXNetError with the error's text.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 class _Broadcast:
-    """A broadcast of bytes in a turn from `root`, a rank in the process set; `mine` are the bytes on the root."""
+    """A broadcast of `size` bytes from `root`, a rank within the process set. Only the root's bytes `mine` are used."""
 
     def __init__(self, turn: operation.Turn, root: int, mine: bytes, size: int) -> None:
         self._work = None

@@ -1,7 +1,7 @@
 """send and recv between the two ranks of a process set, with gradients.
 
-A send and its recv are one operation, a broadcast, in which both ranks of the set take part. So names, turns, refusals
-and errors work as in any other operation. In the backward pass the gradient is sent in the other direction.
+A send and its recv are together one broadcast between the two ranks of the set. So names, turns, refusals and errors
+work as in any other operation. In the backward pass the receiver sends the gradient back to the sender.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ def send(
     Parameters
     ----------
     tensor : NDArray
-        Of any dtype, with at least one element. It is not changed, and the caller may change or delete it at once.
+        Of any dtype, with at least one element. The call does not change the array, and the caller may change or delete
+        it at once.
     dest : int
         The global rank that receives.
     name : str, optional
-        The send is matched with the recv of this name; under one name, and without names, by the order of the calls.
-        Sends in the two directions do not mix.
+        The send is matched with the recv of the same name. Calls with the same name, or without a name, are matched in
+        the order of the calls. Sends in opposite directions are matched separately.
     priority : int, optional
         Operations with a higher priority run first; the same on both ranks.
     process_set : ProcessSet, optional
-        Has two ranks. In a larger job, add a set for each pair of ranks: ``mykv.add_process_set([0, 1])``.
+        A set of two ranks. In a larger job, add a set for each pair of ranks: ``mykv.add_process_set([0, 1])``.
 
     Returns
     -------
     NDArray
-        A zero of shape (1,), which waits for the send and carries its error. Inside autograd.record() call backward on
-        it to receive the gradient of `tensor` from the other rank.
+        A zero of shape (1,). Reading it waits for the send and raises the error of a failed send. Inside
+        autograd.record(), call backward on it to receive the gradient of `tensor` from the other rank.
 
     Raises
     ------
@@ -54,8 +55,9 @@ def send(
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError
-        At the result (with NaiveEngine here): the recv has another shape or dtype, or is inside autograd.record() while
-        the send is not; the other rank has failed, or has not arrived before the time limit.
+        Raised when the result is read (with NaiveEngine, by this call): send and recv differ in shape, in dtype, or in
+        whether they are inside autograd.record(); or the other rank has failed, or has not called recv before the time
+        limit.
 
     Examples
     --------
@@ -68,7 +70,7 @@ def send(
     with _turn(process_set, dest, name, sends=True) as turn:
         _check(tensor, "send")
         me, priority = turn.core.rank(), operation.checked_priority(priority)
-        output = arrays.empty(tensor.shape, tensor)  # carries the error
+        output = arrays.empty(tensor.shape, tensor)  # carries the error of a failed send
         is_recorded = backward.is_recorded([tensor])
         push_broadcast(turn, tensor, output, me, priority, _label(tensor, is_recorded))
         with arrays.not_recorded():
@@ -105,8 +107,8 @@ def recv(
     Returns
     -------
     NDArray
-        New. It may be used at once: the engine makes readers wait for its values. Inside autograd.record(), on both
-        ranks, its gradient is sent back in the backward pass.
+        A new array. It may be used at once: the engine makes readers wait for its values. If both calls are inside
+        autograd.record(), the backward pass sends the array's gradient back to the sender.
 
     Raises
     ------
@@ -130,15 +132,15 @@ def recv(
             return output
 
         def exchange(taken: operation.Turn, label: str, gradients: Sequence[NDArray], _: Sequence[NDArray]) -> None:
-            result = arrays.empty(gradients[0].shape, gradients[0])  # as on every rank of a broadcast
+            result = arrays.empty(gradients[0].shape, gradients[0])  # not used: a broadcast writes every rank's result
             push_broadcast(taken, gradients[0], result, me, priority, label)
 
-        # There is no recorded input array: a variable replaces it.
+        # recv has no input array. The new array is not recorded, so `results` replaces it by an extra variable.
         return backward.results(turn, [arrays.empty(like.shape, like)], [output], exchange)[0]
 
 
 def _turn(process_set: Any, other: Any, name: Any, sends: bool) -> operation.Turn:
-    """The turn of a send and its recv, with one name and one call on both ranks."""
+    """The turn of a send or a recv. Both ranks use the same name for it."""
     check(process_set)
     call = "send" if sends else "recv"
     me = process_set.rank()

@@ -1,4 +1,4 @@
-"""Asynchronous operations: their results are arrays that MXNet's engine fills when all ranks have taken part.
+"""Asynchronous operations: MXNet's engine fills their results after all ranks have called the operation.
 
 Operations are matched by name, so ranks may start them in any order. See coordination/operation.py for what happens
 when the arguments of a rank are wrong.
@@ -34,13 +34,14 @@ def allreduce(
     Parameters
     ----------
     tensor : NDArray
-        Any shape, the same on all ranks, and any dtype of the release; of mx.nd or mx.np, dense, on the CPU or a GPU.
-        It is not changed, and the caller may change or delete it at once. In MXNet's engine other operations on the
-        array wait for this operation, so several operations on one array need the same order on all ranks.
+        Any shape, the same on all ranks, and any dtype of the MXNet release; of mx.nd or mx.np, dense, on the CPU or a
+        GPU. The call does not change the array, and the caller may change or delete it at once. In MXNet's engine other
+        operations on the array wait for this operation. So all ranks must call several operations on one array in the
+        same order.
     average : bool, optional
-        True means ``op=Average``, False ``op=Sum``. An older argument instead of `op`.
+        An older form of `op`: True means ``op=Average``, False ``op=Sum``.
     name : str, optional
-        The name by which the operation is matched. Operations without a name are matched by their order in the process
+        The name by which ranks match the operation. Operations without a name are matched by their order in the process
         set, and operations of the same name by the order of their calls.
     priority : int, optional
         Operations with a higher priority run first.
@@ -48,33 +49,33 @@ def allreduce(
         Factors of the inputs and of the result. For `Average` and `Sum` of floating-point numbers their product is
         applied to the result; integers are rounded toward zero on each rank before the sum, and after it.
     process_set : ProcessSet, optional
-        The ranks that take part.
+        The ranks that call this function.
     op : ReduceOp, optional
         `Average`, `Sum`, `Min`, `Max` or `Product`.
 
     Returns
     -------
     NDArray
-        New, with the type, shape and dtype of `tensor`; the same bits on all ranks. It may be used at once: the engine
-        makes readers wait for its values. float16 and bfloat16 are reduced in float32. Integers wrap around, and are
-        rounded toward zero when they are averaged or scaled, which is exact to 2**51. For bool, `Sum` and `Max` are
+        A new array with the type, shape and dtype of `tensor`; the same bits on all ranks. It may be used at once: the
+        engine makes readers wait for its values. float16 and bfloat16 are reduced in float32. Integers wrap around.
+        Averages and scaled integers are rounded toward zero, and are exact up to 2**51. For bool, `Sum` and `Max` are
         "or", `Product` and `Min` "and".
 
     Raises
     ------
     TypeError, ValueError
         Errors of this rank's arguments: both `op` and `average` are given, bool with `Average` or with a factor, sparse
-        arrays, arrays on a GPU without a CUDA runtime that the core can use, a process set that this rank is not in,
-        ``op=Adasum``. The other ranks get an MXNetError at their result, which names this rank.
+        arrays, arrays on a GPU without a CUDA runtime that the core can use, ``op=Adasum``. On the other ranks, reading
+        the result raises an MXNetError that names this rank. Or this rank is not in the process set.
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError
-        At the result (with NaiveEngine here): ranks differ in shape, dtype, operator or factors, a rank has refused or
-        left, or its array carries an error.
+        Raised when the result is read (with NaiveEngine, by this call): ranks differ in shape, dtype, operator or
+        factors; or a rank has rejected its arguments, has left the job, or has an array that carries an error.
 
     Notes
     -----
-    Inside autograd.record(), on all ranks, a floating-point result is differentiable: the gradient of `Sum` and
+    If all ranks call it inside autograd.record(), a floating-point result is differentiable: the gradient of `Sum` and
     `Average` is the same reduction of all ranks' gradients. With `Min`, `Max` and `Product` backward raises an error.
 
     Examples
@@ -114,7 +115,8 @@ def allreduce_(
     Raises
     ------
     ValueError
-        Inside autograd.record(), `tensor` has a gradient, or was computed from arrays that have; else as `allreduce`.
+        Inside autograd.record(), `tensor` has a gradient, or was computed from arrays with a gradient. Other errors are
+        those of `allreduce`.
 
     Examples
     --------
@@ -196,7 +198,8 @@ def grouped_allreduce_(
     Raises
     ------
     ValueError
-        An array occurs twice; inside autograd.record(), one has a gradient, or was computed from arrays that have.
+        An array occurs twice; or, inside autograd.record(), an array has a gradient, or was computed from arrays with a
+        gradient.
 
     Examples
     --------
@@ -229,17 +232,18 @@ def broadcast(
     Parameters
     ----------
     tensor : NDArray
-        Of any shape and dtype, the same on all ranks. It is not changed; only the root's values are used.
+        Of any shape and dtype, the same on all ranks. The call does not change the array, and uses only the root's
+        values.
     root_rank : int
-        The global rank of the root; it is in the process set.
+        The global rank of the root, which must be in the process set.
     name, priority, process_set
         As in `allreduce`.
 
     Returns
     -------
     NDArray
-        New, like `tensor`, with the bits of the root's values. It may be used at once: the engine makes readers wait
-        for its values.
+        A new array like `tensor`, with the bits of the root's values. It may be used at once: the engine makes readers
+        wait for its values.
 
     Raises
     ------
@@ -252,13 +256,13 @@ def broadcast(
 
     Notes
     -----
-    Inside autograd.record(), on all ranks, a floating-point result is differentiable: the root gets the sum of all
-    ranks' gradients, other ranks zeros.
+    If all ranks call it inside autograd.record(), a floating-point result is differentiable: the root gets the sum of
+    all ranks' gradients, and the other ranks get zeros.
 
     Examples
     --------
     >>> order = mx.np.array(np.random.permutation(len(dataset)))  # different on each worker
-    >>> order = mykv.broadcast(order, root_rank=0)  # and now the order of rank 0
+    >>> order = mykv.broadcast(order, root_rank=0)  # now all workers have the order of rank 0
     """
     with operation.named(process_set, name, "broadcast") as turn:
         arrays.one(tensor, "tensor of broadcast")
@@ -288,7 +292,8 @@ def broadcast_(
     Raises
     ------
     ValueError
-        Inside autograd.record(), `tensor` has a gradient, or was computed from arrays that have; else as `broadcast`.
+        Inside autograd.record(), `tensor` has a gradient, or was computed from arrays with a gradient. Other errors are
+        those of `broadcast`.
 
     Examples
     --------
@@ -324,8 +329,9 @@ def reducescatter(
     Returns
     -------
     NDArray
-        New, of shape (n // size, ...), with one row more on the lowest n % size ranks: the rows of all ranks in their
-        order are the result of `allreduce`. It may be used at once: the engine makes readers wait for its values.
+        A new array of shape (n // size, ...), with one row more on the lowest n % size ranks. The results of all ranks,
+        concatenated in the order of ranks, are the result of `allreduce`. It may be used at once: the engine makes
+        readers wait for its values.
 
     Raises
     ------
@@ -336,7 +342,7 @@ def reducescatter(
 
     Notes
     -----
-    Inside autograd.record(), on all ranks, a floating-point result of `Sum` and `Average` is differentiable: the
+    If all ranks call it inside autograd.record(), a floating-point result of `Sum` and `Average` is differentiable: the
     gradient is the concatenation of all ranks' gradients.
 
     Examples
@@ -471,7 +477,7 @@ def _recorded_reduce(
 def _recorded_rows(
     turn: Turn, inputs: Sequence[NDArray], outputs: list[NDArray], plan: reduce_ops.Plan, op: ReduceOp, priority: Any
 ) -> list[NDArray]:
-    """The results of a reducescatter inside autograd.record(). The gradient of each is gathered from all ranks."""
+    """Record a reducescatter, and return its results. An array's gradient is gathered from all ranks."""
     for place, (tensor, output) in enumerate(zip(inputs, outputs)):
         if arrays.kind(tensor) != "float":
             continue

@@ -144,7 +144,7 @@ def plan(op: ReduceOp, tensors: Any, prescale_factor: Any, postscale_factor: Any
         label += f", postscale_factor {after:.17g}"
     scale = after
     if op in (Average, Sum) and "integer" not in kinds:
-        # One factor of the sum saves a pass over the inputs. Integers are truncated at each scaling.
+        # A single factor, of the sum, saves a pass over the inputs. Integers keep both factors: each scaling truncates.
         before, scale = 1.0, before * after
     if op is Average:
         scale /= size

@@ -1,12 +1,13 @@
 """Sums row_sparse arrays over devices and workers; sends only rows that a device or worker holds.
 
-The workers first exchange the numbers of their rows. Each worker places its rows among the rows of all workers (the
-union), with zeros for missing rows. The core sums the layouts like any arrays. So the result has the same bits on all
-workers and, unless it is compressed between hosts, the bits of the sum of dense arrays.
+The workers first exchange the numbers of their rows. Each worker builds a dense array with the rows that any worker
+holds (the union), and fills rows that it lacks with zeros. The core sums these arrays like other dense arrays. So the
+result has the same bits on all workers and, unless the core compresses it between hosts, the bits of the sum of dense
+arrays.
 
 The alternative is to gather all workers' rows and sum them on each worker. The union moves less data if workers share
-rows, as with word embeddings, and divides the additions among the workers. If workers share no rows, it sends at most
-twice as much data.
+rows, as with word embeddings, and divides the additions among the workers. If workers share no rows, the union sends at
+most twice as much data.
 
 The number of rows is known only when the arrays are written, so these functions wait for the arrays, and for the other
 workers.
@@ -84,12 +85,13 @@ def is_row_sparse(value: Any) -> bool:
 
 
 def contribution(replicas: Sequence[NDArray], what: str, left_out: Sequence[bool] = ()) -> Contribution:
-    """The rows of an array on one or several devices. Waits until they are written.
+    """The rows of an array on one or several devices. Waits until the arrays are written.
 
     Parameters
     ----------
     replicas : sequence of row_sparse NDArray
-        An array for each device. Their memory is used, not copied: they must not change before the sum is done.
+        An array for each device. The memory of the arrays is used, not copied: they must not change before the sum has
+        ended.
     what : str
         Name of the arrays in errors, for example ``'gradient of embedding.weight'``.
     left_out : sequence of bool, optional
@@ -129,18 +131,18 @@ def allreduce(
     wire: str = "",
     workspace: Workspace | None = None,
 ) -> list[Rows]:
-    """Sum rows over the workers of a process set. Collective; waits.
+    """Sum rows over the workers of a process set. All workers must call it; it waits for the sums.
 
     Parameters
     ----------
     process_set : ProcessSet
-        The workers that take part.
+        The workers that call this function.
     name : str
         The prefix of the names by which the operations are matched.
     contributions : sequence of Contribution
-        Equally many on all workers, of the same shapes and dtypes.
+        The same number on all workers, of the same shapes and dtypes.
     counts : ndarray of int64, shape (size, len(contributions))
-        How many rows each worker contributes, from an exchange of the workers.
+        How many rows each worker contributes; the workers have exchanged these numbers before.
     scale : float, optional
         Factor of the sums.
     priority : int, optional
@@ -154,13 +156,13 @@ def allreduce(
     Returns
     -------
     list of Rows
-        The same bits on all workers, in the order of `contributions`; rows ascend. Rows in a workspace are valid until
-        its next use.
+        The sums, in the order of `contributions`, with the same bits on all workers; row numbers ascend. Rows in a
+        workspace are valid until its next use.
 
     Raises
     ------
     MXNetError
-        A rank has left.
+        A rank has left the job.
     """
     unions = _unions(process_set, name, contributions, counts, priority)
     sums: list[Any] = [None] * len(contributions)
@@ -217,7 +219,7 @@ def assign(array: NDArray, rows: Rows) -> None:
     array : row_sparse NDArray
         The array itself is written, so that autograd or a Parameter that refers to it finds the rows.
     rows : Rows
-        Ascending. May be changed afterwards.
+        In ascending order. The caller may change them afterwards.
     """
     made = mx.nd.sparse.zeros("row_sparse", array.shape, ctx=array.context, dtype=array.dtype)
     if rows.indices.size:
@@ -237,7 +239,7 @@ def squares(values: np.ndarray | NDArray) -> float:
 
 
 def scaled(rows: Rows, factor: float) -> Rows:
-    """The rows times a factor, rounded once."""
+    """The rows times a factor, computed in float64 and rounded once."""
     return Rows(rows.indices, (rows.values.astype(np.float64) * factor).astype(rows.values.dtype))
 
 
@@ -283,7 +285,7 @@ def _ascends(indices: np.ndarray) -> bool:
 
 def _union(lists: Sequence[np.ndarray], row_count: int) -> np.ndarray:
     """The union of some lists of numbers, ascending, each number once."""
-    if row_count > 32 * sum(map(len, lists)):  # then sorting the numbers is faster than reading a byte for each row
+    if row_count > 32 * sum(map(len, lists)):  # for few numbers, sorting is faster than reading a byte for each row
         return np.unique(np.concatenate(lists))
     held = np.zeros(row_count, dtype=bool)
     for indices in lists:
@@ -317,9 +319,9 @@ def _unions(
 def _laid_out(
     contributions: Sequence[Contribution], unions: Sequence[np.ndarray], memory: np.ndarray | None = None
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """One array per device, with the rows of all contributions one after another; and, for each contribution, a view.
+    """One array per device, which holds the rows of all contributions one after another; and views of the first array.
 
-    The views are of the first array, which will hold the sums. The first array is `memory`, if it is given.
+    Each view is the part of one contribution. The caller sums into the first array, which is `memory` if it is given.
     """
     ends = np.cumsum([union.size * contribution.width for contribution, union in zip(contributions, unions)])
     inputs = [np.zeros(ends[-1], contributions[0].dtype) if memory is None else memory]

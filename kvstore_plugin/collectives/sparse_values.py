@@ -23,7 +23,7 @@ def push_broadcast(
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     name : str
         The name by which the broadcast is matched.
     value : NDArray
@@ -51,9 +51,9 @@ def summed(
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     name : str
-        The name by which the sum is matched. If this raises an error, the other ranks get an error too.
+        The name by which the sum is matched. If this call raises an error, the other ranks get an error too.
     what : str
         Name of the arrays in errors, for example ``'value of key 3'``.
     values : sequence of row_sparse NDArray
@@ -66,7 +66,8 @@ def summed(
     Raises
     ------
     ValueError, MXNetError
-        As for `row_sparse.contribution`; the workers differ in shape or dtype, or a worker has refused or left.
+        As for `row_sparse.contribution`; also, the workers differ in shape or dtype, a worker has rejected its arrays,
+        or a worker has left the job.
     """
     with operation.Turn(process_set, name, what) as turn:
         one = row_sparse.contribution(values, what)

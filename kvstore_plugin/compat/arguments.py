@@ -17,7 +17,7 @@ def check_is_added(process_set: Any) -> None:
     Raises
     ------
     TypeError, ValueError
-        `process_set` is not a ProcessSet, or not added.
+        `process_set` is not a ProcessSet, or was not added by add_process_set().
     """
     if not isinstance(process_set, ProcessSet) or process_set.included() is None:
         process_sets.check(process_set)
@@ -29,7 +29,7 @@ def positive_number(name: str, value: Any) -> float:
     Parameters
     ----------
     name : str
-        The argument.
+        The argument's name, for errors.
     value : number
 
     Raises
@@ -50,7 +50,7 @@ def whole_number(name: str, value: Any, least: int) -> int:
     Parameters
     ----------
     name : str
-        The argument.
+        The argument's name, for errors.
     value : int
         Its value, of any type of whole numbers.
     least : int

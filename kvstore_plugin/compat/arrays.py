@@ -29,7 +29,7 @@ def as_group(tensors: Any) -> list[NDArray]:
     Raises
     ------
     TypeError, ValueError
-        It is not a list, or an item is not dense, or is on a GPU without a CUDA runtime that the core can use.
+        `tensors` is not a list, or an item is not dense, or is on a GPU without a CUDA runtime that the core can use.
     """
     if not isinstance(tensors, (list, tuple)):
         raise ArgumentTypeError(f"The tensors of a group must be a list of NDArrays, not {type(tensors).__name__}.")
@@ -71,7 +71,7 @@ def as_list(value: Any, what: str, dense: bool = True) -> Sequence[NDArray]:
 
 
 def is_dense_array(value: Any) -> bool:
-    """Fast path: whether `value` is one dense array of a release without GPUs, which `as_list` would accept."""
+    """Fast path of `as_list`: whether `value` is one dense array, in a build of MXNet without GPUs."""
     return not HAS_GPUS and type(value) in _DENSE
 
 
@@ -120,7 +120,7 @@ def one(value: Any, what: str) -> NDArray:
 def kind(array: NDArray) -> str:
     """The kind of an array's elements: ``'float'``, ``'integer'`` or ``'bool'``."""
     name = np.dtype(array.dtype).kind
-    return "bool" if name == "b" else "integer" if name in "iu" else "float"  # bfloat16 is 'V'
+    return "bool" if name == "b" else "integer" if name in "iu" else "float"  # numpy's kind of bfloat16 is 'V'
 
 
 def empty(shape: Sequence[int], like: NDArray) -> NDArray:
@@ -138,7 +138,7 @@ def from_numpy(values: np.ndarray, like: NDArray) -> NDArray:
 
 
 def with_dtype_of(like: NDArray, array: NDArray) -> NDArray:
-    """`array`, or a copy of it in the dtype of `like`; not recorded."""
+    """`array`, or a copy of it in the dtype of `like`; not recorded by autograd."""
     if array.dtype == like.dtype:
         return array
     with not_recorded():
@@ -146,7 +146,7 @@ def with_dtype_of(like: NDArray, array: NDArray) -> NDArray:
 
 
 def copy(source: NDArray, target: NDArray) -> None:
-    """Copy an array of any kind and shape into an array of the same shape, dense or sparse; not recorded."""
+    """Copy an array of any kind into an array of the same shape, dense or sparse; not recorded by autograd."""
     if target is source:
         return
     with not_recorded(), mx.util.np_shape(True):
@@ -198,13 +198,13 @@ def copy_rows(source: NDArray, numbers: NDArray, target: NDArray, what: str) -> 
 
 
 def duplicate(array: NDArray) -> NDArray:
-    """A copy of an array of any kind and shape; not recorded."""
+    """A copy of an array of any kind and shape; not recorded by autograd."""
     with not_recorded(), mx.util.np_shape(True):
         return array.copy()
 
 
 def total(replicas: Sequence[NDArray]) -> NDArray:
-    """The sum of arrays on several devices, on the device of the first array; a single array itself."""
+    """The sum of arrays on several devices, on the device of the first array. A single array is returned itself."""
     if len(replicas) == 1:
         return replicas[0]
     with not_recorded(), mx.util.np_shape(True):
@@ -247,7 +247,7 @@ def check_rows(array: NDArray, call: str) -> None:
 
 
 def not_recorded() -> Any:
-    """Context manager without recording for a backward pass."""
+    """Context manager in which autograd records nothing, and the training mode does not change."""
     return autograd.pause(train_mode=autograd.is_training())
 
 
@@ -300,9 +300,9 @@ def memory(array: NDArray) -> np.ndarray:
 
 
 def memory_of(array: NDArray, nbytes: int) -> np.ndarray:
-    """A view of the first bytes of an array on the CPU, as uint8. The array must be written."""
+    """A view of the first bytes of an array on the CPU, as uint8. All writes of the array must have ended."""
     address = ctypes.c_void_p()
-    # MXNet converts operator-specific memory layouts back to the default here.
+    # This call of MXNet also converts an operator-specific memory layout back to the default layout.
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address.value), dtype=np.uint8)
 
@@ -310,14 +310,15 @@ def memory_of(array: NDArray, nbytes: int) -> np.ndarray:
 def memory_of_weight(array: NDArray) -> np.ndarray:
     """Like `memory`, for an array that a running inference pass may still read and convert to another layout.
 
-    Not for use in operators: it waits for all readers of the array, so an operator would deadlock on itself.
+    Not for use in operators: this function waits for all readers of the array, so an operator would wait for itself.
 
     Raises
     ------
     MXNetError
         The array carries an error.
     """
-    # A pass pushes the change of the layout while it runs. This wait is for the pass; memory() waits for the change.
+    # A running pass pushes the conversion into the engine. wait_to_write() waits for the pass, memory() for the
+    # conversion.
     wait_to_write(array)
     return memory(array)
 
@@ -334,5 +335,5 @@ def wait_to_write(array: NDArray) -> None:
 
 
 def handles(arrays: Sequence[NDArray]) -> list[int]:
-    """Addresses of the arrays in MXNet's library, for calls of the core; the arrays must live until the call."""
+    """Addresses of the arrays in MXNet's library, for a call of the core. The arrays must stay alive until the call."""
     return [array.handle.value for array in arrays]

@@ -15,13 +15,13 @@ _Wait = Callable[[Callable[[], None]], None]
 
 
 class _Waiter:
-    """A thread that runs a wait on request."""
+    """A thread that waits for MXNet's engine on request."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._wait: _Wait | None = None
         self._asked = self._done = 0
-        self._forgotten = 0  # errors, since the last call of ask()
+        self._forgotten = 0  # number of errors since the last call of ask()
         threading.Thread(target=self._run, name="kvstore_plugin-drain", daemon=True).start()
 
     def ask(self, wait: _Wait, seconds: float | None) -> int:
@@ -43,7 +43,7 @@ class _Waiter:
             with self._condition:
                 self._condition.wait_for(lambda: self._asked > self._done)
                 wait, asked = self._wait, self._asked
-            with contextlib.suppress(Exception):  # without this thread every later wait would last to its limit
+            with contextlib.suppress(Exception):  # if this thread ended, every later wait would last until its limit
                 wait(self._count)
             with self._condition:
                 self._done = asked
@@ -68,7 +68,7 @@ def wait(wait_for_all: _Wait, seconds: float | None) -> int:
     Parameters
     ----------
     wait_for_all : callable
-        Waits, and calls its argument once per error.
+        Waits for the engine, and calls its argument once for each error that MXNet drops.
     seconds : float or None
         None for no limit.
     """

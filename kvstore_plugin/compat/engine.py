@@ -1,4 +1,4 @@
-"""Attaches the core to MXNet in init(), and waits for MXNet's engine when this rank leaves."""
+"""Attaches the core to MXNet in init(), and waits for MXNet's engine when this rank leaves the job."""
 
 from __future__ import annotations
 

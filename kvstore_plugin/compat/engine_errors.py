@@ -1,9 +1,9 @@
-"""Capacity for the errors of MXNet's engine, so that its vector is not reallocated while many operations fail.
+"""Reserves capacity in the error vector of MXNet's engine, so that it is not reallocated while many operations fail.
 
 The engine notes the error of each operation in a vector, ThreadedEngine::global_exception_refs_, without a lock. The
-core serializes failures of its operations (csrc/mxnet/bridge.cpp). But meanwhile operations of MXNet on their results
-end on threads of the engine, and search the vector for their error: that is safe only if the vector is not reallocated.
-A vector keeps its memory, even when waitall() empties it.
+core serializes the failures of its own operations (csrc/mxnet/bridge.cpp). But at the same time the engine's threads
+finish MXNet's operations that read failed results, and search the vector for the errors: this is safe only if the
+vector is not reallocated. A vector keeps its memory, even when waitall() empties it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from types import ModuleType
 
 from ..world import core as core_loader
 
-# The filler errors stay in the vector, as null, until waitall() is called. The vector doubles its capacity from 1024 to
-# 2048: room for 1023 more errors, and for 2048 after waitall().
+# This number of errors makes the vector double its capacity from 1024 to 2048. These errors stay in the vector, as null
+# pointers, until waitall() is called. So 1023 more errors fit before waitall(), and 2048 after waitall().
 _ERRORS = 1025
 
 _made = False

@@ -1,4 +1,4 @@
-"""WorkersLost: the error of operations after a worker has died, if the others can continue (docs/elastic.md)."""
+"""WorkersLost: the error of operations after a worker has died, if the other workers can continue (docs/elastic.md)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .mxnet import MXNetError, mx
 
 
 class WorkersLost(MXNetError):
-    """A worker's process has ended, and its operations have failed on all others: `run_elastic` continues without it.
+    """A worker's process has ended, so operations fail on all other workers. `run_elastic` continues without it.
 
     Attributes
     ----------
@@ -31,8 +31,8 @@ class WorkersLost(MXNetError):
     ranks: tuple[int, ...] = ()
 
 
-# MXNet keeps only the text of an error in an array. If the text begins with the name of a registered class, it raises
-# that class: the core writes the name before errors with the code "dead" (csrc/mxnet/bridge.cpp).
+# An array keeps only the text of its error. If the text begins with the name of a registered class, MXNet raises an
+# error of this class. So the core puts the name before errors with the code "dead" (csrc/mxnet/bridge.cpp).
 mx.base.register_error(WorkersLost)
 
 
@@ -43,7 +43,7 @@ def check() -> None:
 
 
 def any_failure(error: BaseException) -> Any:
-    """A WorkersLost instead of an error of the core or of MXNet if a worker was lost; otherwise the error."""
+    """A WorkersLost that replaces an error of the core or MXNet if a worker was lost; otherwise the error itself."""
     sentence = failure_detector.lost()
     if isinstance(error, WorkersLost) or not (sentence or code_of(error) == "dead"):
         return error

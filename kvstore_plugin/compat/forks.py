@@ -1,8 +1,8 @@
 """Makes forks safe while Python operators of MXNet are under way.
 
 Before a fork MXNet waits for its engine, and for the threads of such operators (mx.operator.CustomOp). The forking
-thread holds the GIL meanwhile, but the operators, and their threads when they free an operator, need the GIL. So this
-waits for both earlier, without the GIL.
+thread holds the GIL during this wait. But the operators, and their threads when they free an operator, need the GIL. So
+this module waits for the engine and the threads before MXNet does, without the GIL.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ from ..world import core as core_loader
 from ..world import training_warnings
 from . import draining, mxnet
 
-_process: int | None = None  # the one that waits
+_process: int | None = None  # id of the process that waits before its forks
 
 
 def wait_before_forks() -> None:
-    """Before each fork of this process, wait until MXNet's engine and its operator threads are idle.
-
-    Other forks wait for the engine too, in MXNet.
-    """
+    """Make each later fork of this process wait until MXNet's engine and its operator threads are idle."""
     global _process
     if _process is None:
         os.register_at_fork(before=_wait)

@@ -1,4 +1,4 @@
-"""Deleter for views of memory, which may be destroyed at any time, even while Python exits."""
+"""Replaces MXNet's deleter for arrays over numpy memory, since such arrays may be destroyed while Python exits."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def _deleter(original: Any) -> Any:
     core = core_loader.load()
     atexit.register(core.keep_returned_memory)
     function = type(original)(core.deleter_of_views())
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))  # forever
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))  # never freed
     return function

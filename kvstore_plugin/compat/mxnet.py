@@ -79,7 +79,7 @@ _DLPACK_TYPES = {
 # Whether a Parameter can have row_sparse values and gradients; Gluon 2.0 cannot initialize such Parameters.
 HAS_SPARSE_PARAMETERS: bool = MAJOR == 1
 
-# Whether this build has devices besides the CPU.
+# Whether this build of MXNet supports GPUs.
 HAS_GPUS: bool = mx.runtime.Features().is_enabled("CUDA")
 
 
@@ -96,9 +96,8 @@ def engine_blocks() -> bool:
 def wait_for_all(forgotten: Callable[[], None] = lambda: None) -> None:
     """Wait until MXNet's engine is idle, and drop errors that were never raised.
 
-    `forgotten` is called for each of these errors.
-
-    If the text of an error begins with the name of a class, as "ValueError: ", MXNet raises an error of that class.
+    `forgotten` is called for each of these errors. They may be of any class: if the text of an error begins with the
+    name of a class, as in "ValueError: ", MXNet raises an error of this class.
     """
     while True:
         try:
@@ -113,7 +112,7 @@ def contexts(parameter: Parameter) -> list:
 
 
 def trainer_contexts(trainer: gluon.Trainer) -> list:
-    """Devices with an updater of a Trainer."""
+    """The devices on which a Trainer updates weights."""
     return trainer._contexts if MAJOR == 1 else trainer._devices
 
 
@@ -141,8 +140,8 @@ def all_finite(arrays: Sequence[NDArray]) -> bool:
 
 
 def finite_flags(arrays: Sequence[NDArray]) -> list[NDArray]:
-    """Flags, each for some of the floating-point arrays: one element, 1 if all their elements are finite, else 0."""
-    alike: dict[Any, list] = {}  # one call takes arrays of one dtype
+    """Flags of one element, each for some of the floating-point arrays: 1 if these arrays are finite, otherwise 0."""
+    alike: dict[Any, list] = {}  # multi_all_finite takes arrays of one dtype
     for array in arrays:
         alike.setdefault(array.dtype, []).append(array.as_nd_ndarray())
     packs = [one[i : i + _MOST_INPUTS] for one in alike.values() for i in range(0, len(one), _MOST_INPUTS)]
@@ -151,7 +150,7 @@ def finite_flags(arrays: Sequence[NDArray]) -> list[NDArray]:
 
 
 def forget_recorded(block: gluon.Block) -> None:
-    """Make a block, without its children, record its next pass again and infer missing shapes."""
+    """Make a hybridized block, but not its children, trace its next forward pass again and infer missing shapes."""
     if not isinstance(block, gluon.HybridBlock):
         return
     block._clear_cached_op()
@@ -160,21 +159,21 @@ def forget_recorded(block: gluon.Block) -> None:
 
 
 def set_current_device(optimizer: Any, device_id: int) -> None:
-    """Select the device whose updates an optimizer counts; it has counters for each device."""
+    """Select the device whose updates an optimizer counts; an optimizer has counters for each device."""
     (optimizer._set_current_context if MAJOR == 1 else optimizer._set_current_device)(device_id)
 
 
 def continue_counts(optimizer: Any, device_ids: Iterable[int]) -> None:
-    """Carry an optimizer's counts of updates over to these devices, from any device.
+    """Give these devices an optimizer's counts of updates: for each key, the largest count of any device.
 
-    MXNet counts per device number, from zero on a new device. A file of states has the numbers of the
-    worker that saved it, and the other workers may have other devices.
+    MXNet counts per device number, from zero on a new device. A file of states has the device numbers of the worker
+    that saved the file; the other workers may have other devices.
 
     Parameters
     ----------
     optimizer : Optimizer
     device_ids : iterable of int
-        Numbers of the devices on which it updates weights; if there are none yet, the optimizer's own.
+        Numbers of the devices on which the optimizer updates weights. If empty, the devices that it already counts.
     """
     known = getattr(optimizer, "_all_index_update_counts", None) or {0: optimizer._index_update_count}
     counts: dict = {}
@@ -187,7 +186,7 @@ def continue_counts(optimizer: Any, device_ids: Iterable[int]) -> None:
 
 
 def counted_together(optimizer: Any) -> int:
-    """Number of keys of one dtype that an updater counts before it asks this optimizer's schedule for their rates."""
+    """How many updates, of keys of one dtype, an updater counts before it asks the learning rate schedule for rates."""
     names = ("SGD", "LARS", "LAMB", "LANS", "AdamW", "AdaBelief") if MAJOR == 2 else ("SGD", "LARS")
     kinds = tuple(getattr(mx.optimizer, name) for name in names if hasattr(mx.optimizer, name))
     if not isinstance(optimizer, kinds) or not getattr(optimizer, "use_fused_step", True):
@@ -206,7 +205,7 @@ def fill_with_zeros(array: NDArray) -> None:
 
 
 def hold_all_rows(array: SparseNDArray) -> None:
-    """Make a row_sparse array hold all rows, since MXNet's optimizers update no missing rows; they become zeros."""
+    """Add missing rows to a row_sparse array, as zeros: MXNet's optimizers do not update missing rows."""
     if array.indices.shape[0] == array.shape[0]:
         return
     with autograd.pause():
@@ -263,7 +262,7 @@ def view_of_device_memory(
     Parameters
     ----------
     owner : object
-        Lives as long as the array.
+        The owner of the memory; is kept alive as long as the array.
     address : int
         Address of the first element; the memory is contiguous.
     shape : sequence of int

@@ -1,8 +1,8 @@
 """Replacements of MXNet's functions: the decorator, and the table for docs/reference/mxnet.md.
 
-A replacement is in place from the import of the package on if a program may use the original before any code of this
-package runs. The first init(), which each store and trainer calls, puts all other replacements in place. No name is
-replaced twice, even if a module is imported or reloaded a second time.
+The import of the package installs the replacements of functions that a program may call before it calls this package.
+The first init(), which each store and trainer calls, installs all other replacements. No name is replaced twice, even
+if a module is imported or reloaded a second time.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class Patch(NamedTuple):
 
     owner: str  # module, class or object that holds the name, as an attribute of mxnet
     name: str
-    releases: tuple[int, ...]  # major numbers of the releases in which it is replaced
+    releases: tuple[int, ...]  # major numbers of the releases in which the name is replaced
     when: str  # AT_IMPORT or AT_INIT
     why: str
     does: str
     undone_by: str  # when, or for which calls, MXNet's own function runs unchanged
     replacement: Callable
-    makes: bool  # the replacement returns the new value of the name
+    makes: bool  # whether `replacement` is a function that returns the new value of the name
 
 
 _table: dict[str, Patch] = {}
-# The owners of the names at import: a program may set `gluon.Trainer = DistributedTrainer` before init().
+# The owners of the names, found at import, since a program may set `gluon.Trainer = DistributedTrainer` before init().
 _owners: dict[str, Any] = {}
 # For each replacement: the owner, the name, the original, and whether the owner itself (not a base class) had the name.
 _replaced: list[tuple[Any, str, Any, bool]] = []
@@ -67,9 +67,9 @@ def replaces(
     Raises
     ------
     ValueError
-        Another function replaces a name already.
+        Another function already replaces one of the names.
     AttributeError
-        MXNet does not have a name.
+        MXNet does not have one of the names.
     """
 
     def register(replacement: Callable) -> Callable:
@@ -94,12 +94,12 @@ def install() -> None:
 
 
 def table() -> list[Patch]:
-    """All replacements, also for other releases of MXNet, sorted by name."""
+    """All replacements, including those for other releases of MXNet, sorted by name."""
     return [_table[name] for name in sorted(_table)]
 
 
 def undo() -> None:
-    """Put all of MXNet's originals back. For tests only: trainers that were made before change their behaviour."""
+    """Put all of MXNet's originals back. For tests only: the behaviour of existing trainers changes."""
     while _replaced:
         owner, name, original, was_own = _replaced.pop()
         if was_own:

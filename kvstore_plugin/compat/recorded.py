@@ -1,7 +1,7 @@
 """Adds operations of this package to the graph of autograd.record().
 
-MXNet calls the backward function in threads that it keeps for operators written in Python, when the gradients of the
-outputs are ready. The function pushes operations into the engine and returns: it does not block.
+When the gradients of the outputs are ready, MXNet calls the backward function in one of its threads for operators
+written in Python. The function pushes operations into the engine and returns: it does not block.
 
 mx.autograd.Function would do the same, but it loses gradients with ``grad_req='add'``, and its errors have no text.
 """
@@ -41,7 +41,7 @@ def variable(like: NDArray) -> NDArray:
 
 
 def record(inputs: Sequence[NDArray], outputs: Sequence[NDArray], backward: Backward) -> list[NDArray]:
-    """Record an operation that runs without MXNet's knowledge. Only inside autograd.record().
+    """Record an operation that is not an operator of MXNet. Only inside autograd.record().
 
     Parameters
     ----------
@@ -50,17 +50,18 @@ def record(inputs: Sequence[NDArray], outputs: Sequence[NDArray], backward: Back
     outputs : sequence of NDArray
         New arrays of the operation.
     backward : callable
-        Called with the gradients of the outputs and the arrays for the gradients of the inputs, all of mx.nd, which it
-        writes by operations of the engine. An exception becomes an error of these arrays.
+        Called with the gradients of the outputs and with arrays for the gradients of the inputs, all of mx.nd. It
+        writes the gradients of the inputs by operations of the engine. If it raises an exception, these arrays carry
+        the error.
 
     Returns
     -------
     list of NDArray
-        The outputs as recorded results: these arrays, or views of them.
+        The recorded results: the outputs themselves, or views of them.
     """
     forks.wait_before_forks()
-    # Otherwise the operator would write the gradient that is attached to the input, and hold it until the other ranks
-    # have arrived: a deadlock if their backward passes run in another order.
+    # A view of an input has no attached gradient. Otherwise the operator would write the input's attached gradient, and
+    # block it until the other ranks have arrived: a deadlock if their backward passes run in a different order.
     with mx.util.np_shape(True):
         inputs = [array if array.grad is None else array.reshape(array.shape) for array in inputs]
     key = next(_keys)
@@ -78,8 +79,8 @@ def record(inputs: Sequence[NDArray], outputs: Sequence[NDArray], backward: Back
     except BaseException:
         _entries.pop(key, None)
         raise
-    # MXNet passes to the operator a plain copy of a gradient that is in a layout of oneDNN, and frees the copy before
-    # the operator has run.
+    # If a gradient is in a layout of oneDNN, MXNet passes a plain copy of it to the operator, and frees the copy before
+    # the operator has run. The gradient of a view is in the default layout.
     return [_view(array) if _may_have_a_layout(array) else array for array in outputs]
 
 
@@ -88,7 +89,7 @@ def written(targets: Sequence[NDArray], asked: Sequence[Any]) -> Iterator[list[N
     """Context manager that yields the arrays to write for a Python operator.
 
     A yielded array is the target itself, or a temporary array if MXNet asks to add the values to the target or needs no
-    values. An exception becomes an error of the targets.
+    values. If the context raises an exception, the targets carry the error.
 
     Parameters
     ----------
@@ -121,7 +122,8 @@ def fail(array: NDArray, reason: str) -> None:
 def _view(array: NDArray) -> NDArray:
     """A view of a whole array, whose gradient is a separate array in the default layout.
 
-    It is a slice, since the gradient of a slice is always a copy; that of a reshape may be the same memory.
+    The view is a slice: the gradient of a slice is always a copy, while the gradient of a reshape may be the same
+    memory.
     """
     with mx.util.np_shape(True):
         return array._slice(0, array.shape[0])
@@ -160,7 +162,7 @@ def _run(count: int, wanted: int, pointers: Any, requests: Any, is_train: int, k
     owned = [NDArray(ctypes.c_void_p(pointers[i])) for i in range(count + wanted)]
     gradients, targets = owned[:count], owned[count:]
     asked = [requests[i] for i in range(wanted)]
-    with arrays.not_recorded(), written(targets, asked) as outputs:  # NaiveEngine may be inside autograd.record()
+    with arrays.not_recorded(), written(targets, asked) as outputs:  # NaiveEngine may run this while recording
         _entries[key].backward(gradients, outputs)
     return 1
 
@@ -172,7 +174,7 @@ def _free(key: int) -> int:
 
 _functions = (_BackwardFunction(_run), _DeleteFunction(_free))
 _entries: dict[int, _Entry] = {}
-_keys = itertools.count(1)  # 0 would reach a callback as None
+_keys = itertools.count(1)  # ctypes passes a void pointer of 0 to a callback as None
 
 
 def _entry(key: int, backward: Backward) -> _Entry:

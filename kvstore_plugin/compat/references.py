@@ -1,8 +1,8 @@
-"""Finds out whether anything else holds an array: counts MXNet's references to its memory, and to it as a variable.
+"""Counts MXNet's references to an array's memory, and to the array as an autograd variable.
 
-MXNet reports neither, so this reads the counters of its smart pointers in memory: an NDArray of the library begins with
-a std::shared_ptr to its memory, and has a std::shared_ptr to its node in recorded graphs. The first use locates the
-second pointer, and checks both on its own arrays.
+MXNet does not report these counts. So this module reads the counters of MXNet's smart pointers from memory: an NDArray
+of the library begins with a std::shared_ptr to its memory, and has a std::shared_ptr to its node in recorded graphs.
+The first use locates the second pointer, and checks both pointers with new arrays.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Callable
 from .mxnet import NDArray, autograd, mx
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
-_WORDS = 24  # of an NDArray of the library, which is larger in both releases
+_WORDS = 24  # read from the beginning of an NDArray of the library, which is larger in both releases
 _PATIENCE_S = 0.5  # the engine releases arrays some time after their operations
 
 
 def are_known() -> bool:
-    """Whether the other functions can be used with this build of MXNet."""
+    """Whether the other functions of this module can be used with this build of MXNet."""
     return _place_of_node() is not None
 
 
@@ -49,7 +49,7 @@ def settle(holds: Callable[[], bool]) -> None:
 
 
 def _count(pointer: int) -> int:
-    """The number of owners of a std::shared_ptr. Its second word is the address of a block {table, owners, ...}."""
+    """The number of owners of a std::shared_ptr, whose second word is the address of a block {table, owners, ...}."""
     block = ctypes.c_uint64.from_address(pointer + _WORD).value
     return ctypes.c_int32.from_address(block + _WORD).value if block else 0
 

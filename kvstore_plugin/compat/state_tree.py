@@ -27,7 +27,7 @@ def described_array(array: NDArray, also_sparse: bool = False) -> Leaf:
     Raises
     ------
     ValueError
-        The array is sparse, and not `also_sparse`.
+        The array is sparse, and `also_sparse` is False.
     """
     if isinstance(array, SparseNDArray) and not also_sparse:
         raise ValueError("a state is a sparse array, but states on the store must be dense")
@@ -59,5 +59,5 @@ def filled(state: Any, arrays: Iterable[NDArray]) -> Any:
 def made_array(leaf: Leaf) -> NDArray:
     """An uninitialized array on the CPU."""
     with mx.util.np_shape(True):
-        made = mx.nd.empty(leaf.shape, ctx=mx.cpu(), dtype=leaf.dtype)  # its memory is written by the host
+        made = mx.nd.empty(leaf.shape, ctx=mx.cpu(), dtype=leaf.dtype)  # on the CPU: callers write its memory
     return made.as_np_ndarray() if leaf.is_np else made

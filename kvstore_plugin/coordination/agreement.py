@@ -1,7 +1,7 @@
 """Small exchanges in which the ranks of a process set check that they agree.
 
-Operations are matched by name, so ranks with different names would deadlock. The exchanges block until all ranks have
-called them (operation.py). A step of ordinary training makes none.
+Operations are matched by name, so ranks that use different names would deadlock. The exchanges block until all ranks
+have called them (operation.py). An ordinary training step makes no exchange.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..world import process
 from ..world.process_set import ProcessSet
 from . import operation
 
-_MOST_SHOWN = 5  # names in an error
+_MOST_SHOWN = 5  # maximum number of names in an error
 
 
 def extremes(
@@ -26,11 +26,11 @@ def extremes(
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     name : str
-        The name by which the ranks are matched.
+        The name by which the exchange is matched.
     numbers : sequence of int
-        Equally many on all ranks, of 64 bits.
+        Of 64 bits; the same number of them on all ranks.
     label : str, optional
         A text that must be the same on all ranks; otherwise the error shows the labels of two ranks.
 
@@ -41,7 +41,8 @@ def extremes(
     Raises
     ------
     MXNetError
-        A rank refused, has left, waits in another call, or does something else under this name.
+        A rank has failed before the exchange, has left the job, waits in another call, or uses this name for another
+        operation.
     """
     rows = operation.exchange(process_set, name, label or name, label, numbers)
     return rows.min(axis=0), rows.max(axis=0)
@@ -61,7 +62,7 @@ def check_names(
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     exchange_name : str
         The name of the exchange itself.
     names : sequence of str
@@ -71,14 +72,14 @@ def check_names(
     label : str, optional
         As for `extremes`.
     shown : sequence of str, optional
-        Names to show in the error instead, if the user knows other names.
+        Names that the error shows instead of `names`, if the user knows other names.
     remedy : str, optional
-        A last sentence of the error.
+        Added at the end of the error.
 
     Raises
     ------
     RuntimeError
-        The names differ; the error shows the numbers of names of this rank and the others, and the last of this rank's.
+        The names differ. The error shows how many names this rank and another rank have, and this rank's last names.
     MXNetError
         As for `extremes`.
     """
@@ -101,13 +102,13 @@ def check_options(process_set: ProcessSet, exchange_name: str, options: Sequence
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     exchange_name : str
         The name of the exchange itself.
     options : sequence of str
         Such as ``"num_groups=0"``.
     what : str
-        Owner of the options for the error, for example ``'trainer0'``.
+        The owner of the options in the error, for example ``'trainer0'``.
 
     Raises
     ------
@@ -137,22 +138,22 @@ def check_options(process_set: ProcessSet, exchange_name: str, options: Sequence
 
 
 def first_that_differs(met: np.ndarray) -> int | None:
-    """The first rank of a set whose numbers in an exchange differ from rank 0's; None if all ranks' are equal."""
+    """The first rank of a set whose numbers in an exchange differ from rank 0's; None if all ranks have the same."""
     differ = np.flatnonzero((met != met[0]).any(axis=1))
     return int(differ[0]) if differ.size else None
 
 
 def bytes_of_rank(process_set: ProcessSet, exchange_name: str, mine: np.ndarray | None, root: int) -> np.ndarray:
-    """Send the bytes of the set's rank `root` to all ranks of the set. Waits for all.
+    """Send the bytes of the set's rank `root` to all ranks of the set. Waits for all ranks.
 
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     exchange_name : str
         The name of the exchange itself.
     mine : ndarray of uint8, or None
-        Only the root's is used.
+        The bytes; only those of the root are used.
     root : int
 
     Returns
@@ -187,7 +188,7 @@ def as_integers(numbers: Sequence[float]) -> list[int]:
 
 
 def as_floats(integers: Sequence[int]) -> list[float]:
-    """The numbers with these bits."""
+    """Reinterpret integers as floats: the inverse of `as_integers`."""
     return np.array(integers, dtype=np.int64).view(np.float64).tolist()
 
 

@@ -1,15 +1,15 @@
-"""Detects circular waits: workers that wait for each other in operations in MXNet's engine get an error on all ranks.
+"""Detects circular waits: workers that wait for each other in operations in MXNet's engine get an error.
 
 A rank in `asnumpy()` or `waitall()` waits in MXNet's engine, where no code of this package runs. So each rank has a
 thread that checks once a second whether the script is in such a wait. After some seconds the thread reports to the
 other ranks for which ranks each of its operations waits. Once all ranks have reported, they compute the same result: a
 set of ranks in which every operation waits for another rank of the set can never continue.
 
-If another thread of a script may continue, a deadlock is not certain: that rank reports its operations shortly before
-the stall watch would warn about them, and all ranks only warn, with all reports.
+If another thread of a rank's script may continue, a deadlock is not certain. Then the rank reports its operations
+shortly before the stall watch would warn about them, and all ranks only log a warning that shows all reports.
 
-A rank that continues withdraws its report. All ranks report twice, so that no decision rests on stale reports. Programs
-whose ranks do not wait for seconds exchange nothing.
+A rank that continues withdraws its report. All ranks report twice, so that no decision depends on stale reports.
+Programs whose ranks do not wait for several seconds exchange nothing.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _log = logging.getLogger("kvstore_plugin")
 
 _SCOPE = "world/circle"  # csrc/runtime/stall_watch.cpp leaves these operations out of its messages
 _LOOK_EVERY_S = 1.0
-_PATIENCE_S = 4.0  # wait of the script after which this rank reports
-_PATIENCE_WITH_GPU_S = 60.0  # a thread that waits for a GPU sleeps, like one that waits for other ranks
+_PATIENCE_S = 4.0  # a rank reports when its script has waited this long
+_PATIENCE_WITH_GPU_S = 60.0  # longer, since a thread that waits for a GPU sleeps like a thread that waits for ranks
 _POLL_S = 0.2
 _BYTES = 2048  # of a rank's report
-_MOST_LETTERS = 200  # of the user's call
-_WARN_BEFORE = 0.8  # of MYKV_STALL_WARN_S
-_END_S = 5.0  # longest wait until all ranks have given up
+_MOST_LETTERS = 200  # of the user's call in a report
+_WARN_BEFORE = 0.8  # slow operations are reported after this fraction of MYKV_STALL_WARN_S
+_END_S = 5.0  # longest wait until all ranks have given up their operations
 _JOIN_S = 10.0
 
-# Functions that wait in the engine or in the core, by the last part of their files' names.
+# Functions that wait in the engine or in the core. The keys are the last parts of their files' paths.
 _WAITS = {
     os.path.join("mxnet", "ndarray", "ndarray.py"): {"asnumpy", "wait_to_read", "wait_to_write", "waitall"},
     os.path.join("mxnet", "ndarray", "utils.py"): {"save"},
@@ -63,7 +63,7 @@ _ended = threading.Event()
 
 
 class _Left(Exception):
-    """Raised if this rank leaves or another rank has left."""
+    """Raised if this rank leaves the job or another rank has left it."""
 
 
 class _Watch(process.Follower):
@@ -76,7 +76,7 @@ class _Watch(process.Follower):
         _thread.start()
 
     def leaving(self) -> None:
-        """Stop before Python exits: a thread in the core would never return."""
+        """Stop the thread before Python exits: a thread inside the core would never return."""
         global _thread
         if _thread is not None:
             _ended.set()
@@ -129,7 +129,7 @@ class _Stands:
         """Seconds of the main thread in its current wait; 0: it does not wait."""
         frame = sys._current_frames().get(threading.main_thread().ident)
         while frame is not None and not _is_wait(frame.f_code) and frame.f_code.co_filename.startswith(_PACKAGE):
-            frame = frame.f_back  # inside this package's own wait, which checks for signals and deadlocks
+            frame = frame.f_back  # skips functions that this package's wait calls to check for signals and deadlocks
         place = (id(frame), id(frame.f_back)) if frame is not None and _is_wait(frame.f_code) else None
         if place is None or place != self._place:
             self._place, self._since = place, time.monotonic()
@@ -152,7 +152,7 @@ class _SlowOperations:
         self._longest = 0.0
 
     def have_gone_on(self) -> bool:
-        """Whether no operation is in a long wait any more."""
+        """Whether all long waits have ended."""
         now = time.monotonic()
         if now - self._looked >= _LOOK_EVERY_S:  # with several hosts each look queries all hosts
             self._looked = now
@@ -180,7 +180,7 @@ def _is_wait(code: Any) -> bool:
 
 
 def _state(stands: _Stands) -> dict[str, Any] | None:
-    """This rank's report: the ranks its operations wait for, and the script's line. None: it may continue."""
+    """This rank's report: the ranks its operations wait for, and the script's line. None if the rank may continue."""
     if not deadlock_check.has_no_other_thread(threading.main_thread()) or _runs_custom_operator() or not _is_idle():
         return None
     return _told(0.0, is_certain=True)
@@ -201,7 +201,7 @@ def _told(least_seconds: float, is_certain: bool) -> dict[str, Any] | None:
     if not waits:
         return None
     thread, frame = _standing()
-    # If the script is inside a call of this package, the line of the script belongs to that call.
+    # If the script is inside a call of this package, report this call's operation: the script's line belongs to it.
     name, first = next((one for one in waits if deadlock_check.call_of(thread, one[0])), waits[0])
     return {
         "name": name,
@@ -225,7 +225,7 @@ def _runs_custom_operator() -> bool:
 
 
 def _is_idle() -> bool:
-    """Whether no other thread of this process is running, in disk wait or runnable."""
+    """Whether the other threads of this process sleep: at most one is runnable or in disk wait in five samples."""
     own = str(threading.get_native_id())
     busy = 0
     for _ in range(5):
@@ -261,7 +261,7 @@ def _place_in_script(frame: Any) -> str:
 def _tell(
     core: Any, name: str, state: dict[str, Any] | None, goes_on: Callable[[], bool]
 ) -> list[dict[str, Any] | None] | None:
-    """All ranks' reports; None if a rank continued before all had reported."""
+    """All ranks' reports; None if a rank continued before all ranks had reported."""
     text = json.dumps(state).encode()
     if len(text) > _BYTES:
         text = b"null"
@@ -294,9 +294,9 @@ def _wait(core: Any, name: str, work: Any, goes_on: Callable[[], bool]) -> None:
 
 
 def _meet_after_end(core: Any) -> None:
-    """Wait until all ranks of a circle have given up, even if the script ends meanwhile.
+    """Wait until all ranks of a circle have given up their operations, even if the script ends meanwhile.
 
-    Otherwise the errors on the other ranks would say that this rank has left, and would not show the reports.
+    If this rank left earlier, the errors on the other ranks would say that it has left, and would not show the reports.
     """
     numbers, sums = np.zeros(1), np.zeros(1)
     name = f"{_SCOPE}/end"
@@ -313,7 +313,7 @@ def _end_circle(core: Any, states: Sequence[dict[str, Any] | None], told_at: flo
     circle.
 
     Another rank may have given up the operation in which this rank waited. Then this rank has continued, and its newer
-    operations belong to no circle: the other ranks arrive there once they have their error.
+    operations belong to no circle: the other ranks will start these operations after they have received their errors.
 
     An operation that was given up has failed for all ranks, including a rank that has not arrived yet: that rank
     gets the error when it arrives. Otherwise its call would be matched with a later call of the other ranks.
@@ -323,7 +323,7 @@ def _end_circle(core: Any, states: Sequence[dict[str, Any] | None], told_at: flo
         return False
     text = _text(circle, states)
     if core.rank() not in circle or not settings.value("MYKV_STALL_ABORT_S"):
-        _log.warning("%s.", text)  # other ranks get the error
+        _log.warning("%s.", text)  # only the ranks of the circle get an error, and only if the setting allows it
         return True
     for process_set in joined():
         for name, _, missing, _ in process_set._core.waiting("", time.monotonic() - told_at):
@@ -369,12 +369,12 @@ def _half(rank: int, state: dict[str, Any]) -> str:
 
 
 def _called(name: str, call: str) -> str:
-    """The user's call for the name of an operation. `call`: the script's call that meets under the name."""
+    """Describes the user's call that starts an operation. `call`: the call in which the script waits, or empty."""
     checkpoint, trainer = _CHECKPOINT.match(name), _TRAINER.match(name)
     if checkpoint:
         owner = checkpoint["owner"]
         if _TRAINER.match(f"{owner}/"):
-            call = call.replace("_optimizer_states(", "_states(")  # what the script calls
+            call = call.replace("_optimizer_states(", "_states(")  # the method that the script calls
         return f"{call or 'save_states() or load_states()'} of {owner}"
     if trainer:
         return f"step() of {trainer[0]}"

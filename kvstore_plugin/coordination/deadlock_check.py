@@ -2,12 +2,12 @@
 
 A worker with less data than the others leaves its training loop and continues with the evaluation. It waits for the
 others in, say, barrier(), and they wait for its gradients: a deadlock. So a rank in a long wait asks whether other
-ranks have begun a step of a trainer that this rank has not begun. With the same order on all ranks that is impossible:
-a rank in a blocking call has begun all steps before the call, and no rank has begun a step after it.
+ranks have begun a trainer's step that this rank has not begun. If the order is the same on all ranks, no rank has begun
+such a step: a rank in a blocking call has begun all steps before the call, and no rank has begun a step after it.
 
-Then all ranks get an error: in the blocking call, and in the gradients of the step. A rank that had not reached this
-call gets the same error in its next blocking call. In the same way a rank that waits finds ranks that save the states
-of an optimizer without it, and ranks that wait in a call of another process set.
+If a rank has begun such a step, all ranks get an error: in the blocking call, and in the gradients of the step. A rank
+that has not reached this call gets the same error in its next blocking call. In the same way a waiting rank finds ranks
+that save optimizer states without it, and ranks that wait in a call of another process set.
 
 Only members of the call's process set count: other ranks may continue while the members are in the call.
 """
@@ -26,7 +26,8 @@ from ..world.process_set import joined
 
 # For each trainer the thread that took its last step; None before the first step.
 _threads: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
-# For each trainer: functions to find the ranks that wait in a step of it, and to refuse that step.
+# For each trainer, two functions: the first finds the ranks that wait for this rank in a step, the second makes this
+# step fail.
 _calls: weakref.WeakKeyDictionary[Any, tuple[Callable, Callable]] = weakref.WeakKeyDictionary()
 
 # Remedies for workers that wait for each other, including circular waits.
@@ -54,7 +55,7 @@ _EQUAL_ORDER = "make calls that wait in the same order on all workers, also call
 # For each process set the thread of its last blocking call.
 _callers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-# For each thread the last operation in which it met other ranks: its name, and the user's call.
+# For each thread, the name and the user's call of the last operation in which the thread waited for other ranks.
 _met: dict[int, tuple[str, str]] = {}
 
 # Names under which workers save and load optimizer states, with their process sets and the objects that have the names.
@@ -70,7 +71,7 @@ def register(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Calla
     awaited_by : callable
         Given the trainer, returns the ranks that have begun a step that this rank has not begun.
     refuse : callable
-        Given the trainer and a reason, makes that step fail on the other ranks.
+        Given the trainer and a reason, makes such a step fail on the other ranks.
     """
     _threads[trainer] = None
     _calls[trainer] = (awaited_by, refuse)
@@ -93,7 +94,7 @@ def failed(error: BaseException) -> None:
 
 
 def _who_waits(name: str, process_set: Any) -> list[int]:
-    """The ranks that wait under a name whose turn this rank has not taken."""
+    """The ranks that wait in an operation of this name that this rank has not begun."""
     try:
         return process_set._core.waiting_for_this([name])[0]
     except ValueError:  # the set was removed
@@ -115,7 +116,7 @@ def saves_states(owner: Any, scope: str, process_set: Any) -> None:
 
 
 def _forget_states(name: str, owner: weakref.ref) -> None:
-    """The owner was deleted; after a later init() another object may have the name."""
+    """Called when the owner is deleted. Keeps the name if another object has taken it after a later init()."""
     if _checkpoints.get(name, (None, None))[1] is owner:
         del _checkpoints[name]
 
@@ -126,23 +127,22 @@ def waiting_name(process_set: Any) -> str:
 
 
 def note_waiting_call(turn: Any) -> None:
-    """Record that this thread meets other ranks, possibly in a blocking call."""
+    """Record the turn in which this thread waits for other ranks."""
     _met[threading.get_ident()] = turn.name, turn.call
     if turn.name == waiting_name(turn.process_set):
         _callers[turn.process_set] = threading.get_ident()
 
 
 def call_of(thread: int | None, name: str) -> str:
-    """The last call in which a thread met other ranks, if that was under this name; otherwise empty."""
+    """The last call in which a thread waited for other ranks, if its operation has this name; otherwise empty."""
     met, call = _met.get(thread or 0, ("", ""))
     return call if met == name else ""
 
 
 def look(turn: Any) -> Callable[[], None] | None:
-    """Give up a blocking call on all ranks if members of its set have begun an operation that this thread begins after
-    it.
+    """Give up a blocking call on all ranks if members of its set have begun an operation that this thread begins later.
 
-    The call may have succeeded meanwhile. Then the other ranks have continued, and this rank follows.
+    The call may have succeeded meanwhile. Then the other ranks have continued, and this rank continues too.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def look(turn: Any) -> Callable[[], None] | None:
     return None
 
 
-# Ranks that have begun an operation without this thread, its description, and a function to refuse it.
+# Ranks that have begun an operation before this thread, the operation's description, and a function that makes it fail.
 _Begun = Iterator[Tuple[Iterable[int], str, Callable[[str], None]]]
 
 
@@ -180,9 +180,9 @@ def _steps(turn: Any) -> _Begun:
         awaited_by, refuse = _calls[trainer]
         try:
             ranks = awaited_by(trainer)
-        except ValueError:  # its process set was removed
+        except ValueError:  # the trainer's process set was removed
             continue
-        in_step = turn.name != waiting_name(turn.process_set)  # names a trainer, instead of a user's call
+        in_step = turn.name != waiting_name(turn.process_set)  # trainers wait under other names than blocking calls
         advice = getattr(trainer, "_when_steps_differ", _EQUAL_TRAINERS if in_step else _EQUAL_STEPS)
         what = f"in a step of a trainer that rank {process.rank()} has not taken: {advice}"
         yield ranks, what, functools.partial(refuse, trainer)
@@ -196,8 +196,8 @@ def _checkpoints_begun(turn: Any) -> _Begun:
 def _calls_of_other_sets(turn: Any) -> _Begun:
     """Ranks that wait for this rank in a call of another set, while this rank waits for them.
 
-    Of two ranks that wait for each other, the lower one gives up its call. If both did, the number of errors would
-    depend on timing.
+    If two ranks wait for each other, the lower rank gives up its call. If both did, the number of errors would depend
+    on timing.
     """
     if turn.name != waiting_name(turn.process_set):
         return
@@ -217,18 +217,21 @@ def _refuse(process_set: Any, name: str, reason: str) -> None:
 
 
 def _missing(turn: Any) -> set[int]:
-    """The ranks that have not reached the call."""
+    """The ranks that have not reached the call of this turn."""
     missing = [set(one[2]) for one in turn.core.waiting(turn.name)]
     return set.intersection(*missing) if missing else set()
 
 
 def _begins_later(thread: int | None) -> bool:
-    """Whether this thread makes the next step or call after its current one. `thread`: made the last one, or None."""
+    """Whether this thread, which waits now, will make the next step or call of a kind.
+
+    `thread`: the thread that made the last step or call of this kind; None if there was none.
+    """
     return thread == threading.get_ident() or (thread is None and _is_alone())
 
 
 def _is_alone() -> bool:
-    """Whether no other thread of the user can take the steps."""
+    """Whether the current thread is the only thread that can make the user's calls."""
     return has_no_other_thread(threading.current_thread())
 
 

@@ -1,8 +1,8 @@
 """The names of the operations that a communication hook starts.
 
-A hook runs once for each bucket of gradients in a step. Its operation number k has a name of the bucket and k, and the
-turn that the bucket has in this step. So a rank whose hook fails can refuse the operations that it has not started, and
-no rank can match them with operations of another step.
+A hook runs once for each bucket of gradients in a step. The name of its operation number k consists of the bucket's
+name and k, and the operation has the same turn as the bucket in this step. So a rank whose hook fails can refuse the
+operations that it has not started, and no rank can match these operations with operations of another step.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class HookOperations:
     bucket : str
         The name whose last turn the operations take.
     expected : int or None
-        The number of operations that the other ranks expect. None: they wait until they are told.
+        The number of operations that the other ranks expect. None: the other ranks wait until this rank tells them.
     agree_on_more : callable
-        Called without arguments before the hook starts more operations than expected; raises if another rank does not.
+        Called without arguments before the hook starts more operations than expected; raises an error unless the hook
+        does so on all ranks.
     """
 
     def __init__(self, process_set: Any, bucket: str, expected: int | None, agree_on_more: Callable[[], None]) -> None:
@@ -34,7 +35,7 @@ class HookOperations:
         self.bucket = bucket
         self.expected = expected
         self.by_hook = 0  # number of operations that the hook has started
-        self.started = 0  # the same, plus the number of refused operations
+        self.started = 0  # number of operations that the hook has started or this rank has refused
         self._agree_on_more = agree_on_more
 
     def next_of_hook(self) -> str:

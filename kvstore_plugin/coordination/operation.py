@@ -1,4 +1,4 @@
-"""One rank's participation in a collective: it starts the operation or tells the others why it cannot.
+"""One rank's part in a collective operation: the rank starts the operation, or tells the other ranks why it cannot.
 
 Operations are matched by name, and under one name by the order of the calls (turns). So a rank with wrong arguments
 must take its turn too, with the reason (a refusal). Otherwise the other ranks would wait for this rank, and all later
@@ -27,7 +27,7 @@ from ..world import process
 from ..world.process_set import ProcessSet, check, global_process_set
 from . import deadlock_check, hook_operations
 
-# By name: called on all ranks of the process set when a turn under the name has failed.
+# For some names, a function that is called on all ranks of the process set when a turn under the name has failed.
 when_failed: dict[str, Callable[[], None]] = {}
 
 _NEVER = object()  # sentinel: no function returns it
@@ -50,7 +50,7 @@ class Turn:
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks of the operation.
     name : str
         The name by which the operation is matched; begins with the scope of the set.
     call : str
@@ -74,9 +74,9 @@ class Turn:
         self.core.rank()
         self.name, self.call = name, call
         self._options = {"turn_of": turn_of} if turn_of else {}
-        self._started: list[Any] = []  # the core's result, or a mark of the refusal; empty: the turn is open
+        self._started: list[Any] = []  # empty: the turn is open; otherwise the core's result, or None for a refusal
         self._agreed: Sequence[Turn] = ()
-        self.met: Any = None  # result of the meeting in which the ranks agreed on this turn
+        self.met: Any = None  # result of the meet() in which the ranks agreed on this turn
 
     def __enter__(self) -> Turn:
         return self
@@ -100,7 +100,7 @@ class Turn:
         self.core.refuse(self.name, reason, **self._options)
 
     def agreed(self, turns: Sequence[Turn]) -> Sequence[Turn]:
-        """Register, before `meet`, the turns that all ranks take after a successful meeting, and return them.
+        """Register, before `meet`, the turns that all ranks take after a successful `meet`, and return them.
 
         An exception within this context, even from a signal handler, refuses the turns that this rank has not taken.
         """
@@ -115,7 +115,7 @@ class Turn:
         ValueError
             The core rejects the arrays.
         MXNetError
-            The operation has failed, with an engine that runs operations at once.
+            The operation has failed at once: NaiveEngine runs operations when they are pushed.
         """
         try:
             start(self._started, functools.partial(function, self.name, *arguments, **self._options, **options))
@@ -124,7 +124,7 @@ class Turn:
             raise
         except (RuntimeError, ValueError) as error:
             if self._started:
-                raise  # of a signal handler
+                raise  # the operation has started, so a signal handler has raised this error
             raise ArgumentValueError(f"{error}.") from error
 
     def leave_out(self, reason: str, result: Any) -> Any:
@@ -138,7 +138,7 @@ class Turn:
         return self._started[0]
 
     def broadcast(self, root: int, mine: np.ndarray | None, received: np.ndarray | None) -> Any:
-        """Start to copy `mine` of the set's rank `root` into `received` on the others, and return the work."""
+        """Start to copy `mine` of the set's rank `root` into `received` on the other ranks, and return the work."""
         is_root = self.core.rank() == root
         return self.submit(self.core.submit_broadcast, mine if is_root else None, [] if is_root else [received], root)
 
@@ -158,7 +158,7 @@ class Turn:
         label : str
             The call, with all values that must be equal on all ranks.
         numbers : sequence of int, optional
-            Equally many on all ranks with this label, of 64 bits.
+            Of 64 bits; the same number of them on all ranks with this label.
         limit : Limit, optional
             The call is given up after this time if a rank is missing.
         look : callable, optional
@@ -167,12 +167,13 @@ class Turn:
         Returns
         -------
         ndarray of int64, shape (size, len(numbers))
-            Row r is what rank r of the process set has passed.
+            Row r holds the numbers that rank r of the process set has passed.
 
         Raises
         ------
         MXNetError
-            A rank is in another blocking call or in a step, has refused, has not arrived in time, or is gone.
+            A rank is in another blocking call or in a step, has refused its turn, has not arrived in time, or has left
+            the job.
         """
         deadlock_check.note_waiting_call(self)
         rows = np.zeros((self.core.size(), len(numbers)), dtype=np.int64)
@@ -181,7 +182,7 @@ class Turn:
         for one in self._agreed:
             one.met = result
         work = self.submit(self.core.submit_allreduce, [rows], [result], label=label)
-        refusals: list[Callable[[], None]] = []  # of the operations that other ranks wait for in a deadlock
+        refusals: list[Callable[[], None]] = []  # each refuses an operation in which other ranks wait in a deadlock
         try:
             if limit is not None:
                 process.wait(work, lambda: self._give_up(limit), limit.seconds)
@@ -210,7 +211,7 @@ class Turn:
     def _look(self, look: Callable[[], None] | None, refusals: list[Callable[[], None]]) -> None:
         if look is not None:
             look()
-        # Repeated, since the core gives up a call only once the call has found room in the table of its host.
+        # Called again in each look, since the core gives up only a call that has an entry in the host's table.
         found = deadlock_check.look(self)
         if found is not None:
             refusals[:] = [found]
@@ -218,7 +219,7 @@ class Turn:
     def _give_up(self, limit: Limit) -> None:
         missing = sorted({rank for one in self.core.waiting(self.name) for rank in one[2]})
         if missing:
-            # From here on no rank waits: the core ends the call on all ranks, if it does not succeed now.
+            # The core ends the call on all ranks, unless the call succeeds at this moment.
             self.core.give_up(
                 self.name,
                 f"{self.call} was given up by rank {process.rank()} after {limit.seconds:g} s ({limit.setting}), since "
@@ -236,7 +237,7 @@ def start(started: list, function: Callable[[], Any]) -> None:
     """Call a function of the core without arguments and append its result, with no signal handler in between.
 
     Python runs signal handlers between bytecode instructions, and this is a single instruction. So after an exception
-    `started` has changed exactly if the function has completed.
+    `started` has changed if and only if the function has completed.
     """
     started.extend(itertools.islice(iter(function, _NEVER), 1))
 
@@ -257,7 +258,7 @@ def _refuse_after(meeting: Any, turns: Sequence[Turn], reason: str) -> None:
     if meeting.done():
         refuse()
         return
-    # The exception came during the wait, and other ranks may arrive later.
+    # The exception has interrupted the wait in the meeting. Other ranks may arrive later, so a thread waits for them.
     thread = threading.Thread(target=refuse, name="kvstore_plugin-refusals", daemon=True)
     _late_refusals.append(thread)
     thread.start()
@@ -267,7 +268,7 @@ _late_refusals: list[threading.Thread] = []
 
 
 def settle_refusals() -> None:
-    """Wait until earlier turns are refused; to be called after a later meeting, so the earlier meeting is over."""
+    """Wait for threads that refuse turns. Only after a later meeting: then the meetings they wait for have ended."""
     while _late_refusals:
         _late_refusals.pop().join()
 
@@ -286,7 +287,7 @@ def exchange(
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     name : str
         The name by which the exchange is matched.
     call : str
@@ -294,12 +295,12 @@ def exchange(
     label : str, optional
         Must be the same on all ranks; otherwise the error shows the labels of two ranks.
     numbers, limit, look
-        As for `Turn.meet`. A late rank skips a call that was given up, and takes part in the next call.
+        As for `Turn.meet`. A late rank skips a call that was given up, and joins the next call.
 
     Returns
     -------
     ndarray of int64, shape (size, len(numbers))
-        Row r is what rank r of the process set has passed.
+        Row r holds the numbers that rank r of the process set has passed.
 
     Raises
     ------
@@ -316,7 +317,7 @@ def exchange(
 
 
 class refusing:
-    """Context manager in which a rank starts an operation of the core: a turn that the core rejects is refused.
+    """Context manager in which a rank starts an operation of the core. If the core rejects it, the turn is refused.
 
     A class, since a generator-based context manager would cost 3 us more in every pushpull.
 
@@ -338,7 +339,7 @@ class refusing:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        # After an MXNetError nothing is refused: NaiveEngine has run the operation, and the other ranks get the error.
+        # After an MXNetError no turn is refused: NaiveEngine has run the operation, and the other ranks get the error.
         if isinstance(error, MXNetError) or not isinstance(error, (RuntimeError, ValueError, MemoryError)):
             return
         reason = f"{self._what}: {error}." if self._what else str(error)
@@ -353,11 +354,11 @@ def named(process_set: Any, name: Any, call: str) -> Turn:
     Raises
     ------
     TypeError, ValueError
-        This process cannot use `process_set`; one of a wrong type is refused in the set of all ranks. Or `name` is
-        neither a str nor an int nor None, in which case the next turn without a name is refused.
+        This process cannot use `process_set`; if it has a wrong type, a turn in the set of all ranks is refused. Or
+        `name` is neither a str nor an int nor None; then the next turn without a name is refused.
     """
     if not isinstance(process_set, ProcessSet):
-        with named(global_process_set, name, call):  # other ranks that name no set wait there
+        with named(global_process_set, name, call):  # ranks that pass no process set wait in this set
             check(process_set)
     check(process_set)
     if hook_operations.running() is not None:
@@ -371,7 +372,7 @@ def named(process_set: Any, name: Any, call: str) -> Turn:
 
 
 def _in_hook(hook: hook_operations.HookOperations, process_set: Any, name: Any, call: str) -> Turn:
-    """The turn in an operation that a communication hook starts; its name only appears in messages."""
+    """The turn in an operation that a communication hook starts. `name` appears only in messages."""
     if process_set is not hook.process_set:
         raise ArgumentValueError(
             f"{call}() in a communication hook must be over the process set of its bucket, {hook.process_set!r}, not "
@@ -389,7 +390,7 @@ def waiting(process_set: Any, call: str) -> Turn:
         This process cannot use `process_set`, or this thread runs a communication hook.
     """
     if not isinstance(process_set, ProcessSet):
-        with waiting(global_process_set, call):  # other ranks that name no set wait there
+        with waiting(global_process_set, call):  # ranks that pass no process set wait in this set
             check(process_set)
     check(process_set)
     if hook_operations.running() is not None:
@@ -406,13 +407,13 @@ def gathering(process_set: Any, name: Any, call: str) -> Turn:
 
 
 def gathered(process_set: Any, name: Any, call: str) -> tuple[Any, str, str]:
-    """The parts of a turn like that of `gathering`."""
+    """The arguments of the Turn that `gathering` returns."""
     scope = process_set._scope
     return process_set, f"{scope}/{call if name is None else f'call/{name}'}", described(call, name)
 
 
 def checked_priority(priority: Any) -> int:
-    """A value of the argument `priority`.
+    """The argument `priority` as an int, after a check.
 
     Raises
     ------

@@ -1,9 +1,9 @@
-"""Lifetime of the core's turn counts of names: as long as an object of this rank may use the names.
+"""Keeps the core's turn counts of names as long as an object of this rank may use the names.
 
 A rank may drop its counts of a name when it will never use that name again: then no turn of this rank can get a wrong
-number. Other ranks are not affected. So the counts of numbered names (stores, trainers) are dropped with their object.
-The counts of users' names for operations stay until shutdown(): a name may be reused on some ranks before other ranks
-know that its last turn has ended everywhere.
+number. Other ranks are not affected. So a rank drops the counts of numbered names (stores, trainers) when their object
+is deleted. The counts of users' names for operations stay until shutdown(): a name may be reused on some ranks before
+other ranks know that its last turn has ended everywhere.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KeptNames:
     process_set : ProcessSet
         The process set of the operations.
     *scopes : str
-        The prefixes of the names, and of no other names; never used again before the next init().
+        The prefixes of the names. No other names begin with them, and they are not reused before the next init().
     """
 
     __slots__ = ("__weakref__",)
@@ -56,7 +56,7 @@ def numbered(process_set: ProcessSet, kind: str) -> str:
     Parameters
     ----------
     process_set : ProcessSet
-        Has its own counts, since other ranks create other objects.
+        Each set has separate counts, since ranks outside of the set create other objects.
     kind : str
         The counted kind, for example ``'trainer'``.
     """
@@ -76,7 +76,7 @@ def _prefix(process_set: ProcessSet, kind: str, number: int) -> str:
 def numbered_alike(
     turn: operation.Turn, process_set: ProcessSet, kind: str, label: str, more: Sequence[int] = ()
 ) -> tuple[str, np.ndarray]:
-    """Like `numbered`, but after a meeting in which all ranks take the largest of their counts.
+    """Like `numbered`, but after an exchange, in which all ranks take the largest of their counts.
 
     The counts differ after a call by a single rank: the call has failed, but that rank has counted it.
 
@@ -84,7 +84,7 @@ def numbered_alike(
     -------
     str
     ndarray of int64, shape (size, len(more))
-        The ranks' values of `more`.
+        Row r holds the values of `more` that rank r has passed.
     """
     met = turn.meet(label, [process_set._counted().get(kind, 0), *more])
     process_set._skip_to({kind: int(met[:, 0].max())})
@@ -96,15 +96,16 @@ class FirstUse:
 
     Created before a constructor's checks, so that a failing constructor is counted on all ranks.
 
-    Members may have created different numbers of objects: a constructor has failed on one rank, or one rank has copied
-    a network. So no member knows the name alone. In the first use, a meeting, the members exchange their counts. With
-    equal counts an object has the number of its creation, even if threads use several objects in different orders.
-    Otherwise the objects that meet get a new number, from which all members continue to count.
+    Members may have created different numbers of objects, for example if a constructor has failed on one rank, or one
+    rank has copied a network. So no member can determine the name alone: in the first use the members exchange their
+    counts. If the counts are equal, an object keeps the number of its creation, even if threads use several objects in
+    different orders. Otherwise the object gets a new number, from which all members continue to count.
 
     Parameters
     ----------
     process_set : ProcessSet
-        Has its own counts, since other ranks create other objects. For a wrong argument the set of all ranks counts.
+        Each set has separate counts, since ranks outside of the set create other objects. If the argument is wrong, the
+        set of all ranks counts the object.
     kind : str
         The counted kind, for example ``'optimizer'``.
     call : str
@@ -126,34 +127,34 @@ class FirstUse:
         self._met_in: Any = None
 
     def is_due(self) -> bool:
-        """Whether the members have not met over this object since the last init()."""
+        """Whether the members have not agreed on this object's name since the last init()."""
         return self._met_in != _present(self._process_set)
 
     def name(self) -> str:
-        """Return `shown` after a meeting, if one is due. Waits for all members."""
+        """Return `shown`, on which the members have agreed. Waits for all members if they have not agreed yet."""
         self.meet()
         return self.shown
 
     def meet(self, more: Sequence[int] = ()) -> np.ndarray | None:
-        """Agree on the name, if that is due, and return all members' values of `more`, a row for each; else None."""
+        """Agree on the name if is_due(), and return all members' values of `more`, a row for each; otherwise None."""
         one = self._process_set
         with self.lock():
             if not self.is_due():
                 return None
             told = np.array([[*self.told(), *more]])
             if one.size() > 1:
-                name = f"{one._scope}/first use of {self._kind}"  # not the name of blocking calls: MXNet's threads
-                told = operation.exchange(one, name, self._call, self._call, told[0])  # meet here too
+                name = f"{one._scope}/first use of {self._kind}"  # not the name of blocking calls, since
+                told = operation.exchange(one, name, self._call, self._call, told[0])  # MXNet's threads call this too
             own, rest = np.split(told, [told.shape[1] - len(more)], axis=1)
             self.agree(own)
         return rest
 
     def lock(self) -> ContextManager:
-        """Held during a meeting: its counts include the previous meeting."""
+        """The lock to hold from told() to agree(), so that the sent counts include those of the previous agreement."""
         return _locks.setdefault(self._process_set, {}).setdefault(self._kind, threading.Lock())
 
     def told(self) -> list[int]:
-        """This rank's values in the meeting."""
+        """The values that this rank sends to the other members when they agree on the name."""
         one, kind = self._process_set, self._kind
         is_known = self._made_in == _present(one) and self._number >= one._base(kind)
         return [self._number if is_known else -1, one._counted().get(kind, 0), one._base(kind)]
@@ -165,7 +166,7 @@ class FirstUse:
             self._number = int(counts.max())
             self._process_set._skip_to({self._kind: self._number + 1})
             numbers = np.full_like(numbers, self._number)
-        # Set the name first: another thread uses it once no meeting is due.
+        # renamed() sets the name first: another thread uses the name as soon as is_due() is False.
         self.renamed(_prefix(self._process_set, self._kind, self._number))
         return numbers
 

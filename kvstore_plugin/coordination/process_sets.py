@@ -11,9 +11,9 @@ from ..world import gpu_libraries, process, settings
 from ..world.process_set import ProcessSet, global_process_set, shown
 from . import operation
 
-# A rank's proposal if its set is not added.
+# The number of a set that is not added.
 _NOT_ADDED = -1
-# Why a set cannot be used any more.
+# Reasons in errors about a set that has ended.
 _SHUT_DOWN = "ended with shutdown(): add it again after init()"
 _LOST = "ended when a worker was lost: add a new set, with ranks as they are now"
 
@@ -22,7 +22,7 @@ class _Known(NamedTuple):
     """The record of an added set, on every rank."""
 
     ranks: tuple[int, ...]
-    process_set: ProcessSet | None  # None if another rank's call has added it
+    process_set: ProcessSet | None  # None if only calls of other ranks have added the set
 
 
 _known: dict[int, _Known] = {}
@@ -49,7 +49,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     ------
     TypeError, ValueError
         `process_set` is not a set, a rank occurs twice or is out of range, the communicator has processes outside of
-        init(), or a set has the same ranks already. The other ranks' call raises too.
+        init(), or another set with the same ranks was added before. The call raises an error on the other ranks too.
     MXNetError
         The ranks do not add the same set, or another rank's call has failed.
     RuntimeError
@@ -75,7 +75,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a process set. Collective over all ranks, members and others.
 
-    Waits for this rank's operations in the set, as in shutdown().
+    Waits for this rank's operations in the set, as shutdown() does.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ def _make(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> None:
 
 
 def _own(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The proposal for `process_set`."""
+    """The proposal with the ranks of `process_set`, this rank's set."""
     if process_set.mpi_comm is None:
         return tuple(process_set.ranks)
     for proposal in proposals:

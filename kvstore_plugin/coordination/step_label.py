@@ -35,12 +35,12 @@ def label(
     scale : float
         The factor for a batch of one sample, if it is the same on all workers; otherwise 0.
     learning_rate : float or None
-        None if it follows a schedule.
+        None if the learning rate follows a schedule.
     what : str, optional
         Description of the operation.
     progress : (int, float or None), optional
         If the result depends on the number of updates (`traits.progress_of`): the updates so far, and the schedule's
-        rate for the last one.
+        rate for the last update.
     """
     text = f"{what} with {shown(factor, scale)}"
     if learning_rate is not None:

@@ -1,8 +1,9 @@
 """Code blocks that Ctrl-C and other signals do not interrupt.
 
 Python runs signal handlers between any two lines of the main thread, and many of them raise: KeyboardInterrupt, or an
-exception of the user's own after SIGTERM. An exception between the start of an operation and the use of its result, or
-the start of the next operation that belongs to it, would leave a rank's values different from the other ranks'.
+exception of the user after SIGTERM. If an exception interrupted code between the start of an operation and the use of
+its result, or between the starts of two operations that belong together, this rank's values would differ from those of
+the other ranks.
 """
 
 from __future__ import annotations
@@ -33,6 +34,6 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        with contextlib.ExitStack() as calls:  # all of them, even if one raises
+        with contextlib.ExitStack() as calls:  # calls all handlers, even if one raises
             for number, frame in reversed(list(waiting.items())):
                 calls.callback(handlers[number], number, frame)

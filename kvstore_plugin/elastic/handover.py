@@ -16,7 +16,7 @@ from .members import Members, Memory
 
 
 class _Told(NamedTuple):
-    """Everything in a commit except arrays. It includes the trainers' scopes, so that other trainers are an error."""
+    """Everything in a commit except arrays. The scopes serve to detect that a new worker has different trainers."""
 
     number: int
     keepers: list[int]
@@ -36,12 +36,12 @@ def check(values: Mapping[str, Any], trainings: Mapping[str, snapshots.Training]
     values : dict
         The values of the ElasticState by their names.
     trainings : dict of Training
-        By the names of the trainers.
+        The copies of the trainers' states, by the names of the trainers.
 
     Raises
     ------
     TypeError
-        On all workers: a part of the commit cannot be pickled on one of them.
+        Raised on all workers: a part of the commit cannot be pickled on one of the workers.
     """
     parts = {repr(name): value for name, value in values.items()}
     for name, training in trainings.items():
@@ -73,12 +73,12 @@ def hand_over(
     Parameters
     ----------
     copy : _Copy
-        Of an ElasticState. It holds the commit, or its number is negative.
+        The copy in an ElasticState. Its number is negative if it does not hold the commit.
     parameters, trainers : sequence
-        Of the ElasticState, in the same order on all workers.
+        Those of the ElasticState, in the same order on all workers.
     donor : int
     members : Members
-        Their memory is overwritten by the donor's.
+        Its attribute `memory` gets the donor's value.
     """
     is_new = copy.number < 0
     is_donor = global_process_set.rank() == donor
@@ -137,7 +137,7 @@ def _made(tree: Any, pieces: Sequence[Any]) -> Any:
 
 def _give_values(parameters: Sequence[Parameter], values: Sequence[NDArray | None]) -> None:
     """Initialize parameters that are still deferred here but have values on the living workers."""
-    deferred_init.forget("")  # notes from the world of this process alone
+    deferred_init.forget("")  # drops notes from the time when this process was the only worker
     for parameter, value in zip(parameters, values):
         if value is not None and parameter._data is None:
             parameter._load_init(value, snapshots.devices_of(parameter))

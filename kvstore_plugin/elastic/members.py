@@ -1,7 +1,7 @@
 """The members of elastic training: the living workers, and new workers.
 
-With respawn=True new workers replace dead ones. With grow_to=N workers are added if there is room (room.py): commit()
-raises `MoreWorkers` on all workers, which then restart from that commit, as after a death.
+With respawn=True new workers replace dead workers. With grow_to=N workers are added if there is room (room.py): then
+commit() raises `MoreWorkers` on all workers, which restart from that commit, as after a death.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class MoreWorkers(RuntimeError):
 
 
 class Memory(NamedTuple):
-    """The state of the group of workers, equal on all of them.
+    """The state of the group of workers, equal on all workers.
 
     Attributes
     ----------
     wanted : tuple of str or None
-        The machine of each worker that the job wants, with respawn=True; None otherwise, and in a new worker until it
-        gets the others' value.
+        With respawn=True, the machine of each worker that the job should have. None without respawn, and in a new
+        worker until it gets the value of the other workers.
     rounds : int
         Number of times that workers were replaced since the last commit of the training function.
     joins : int
@@ -52,7 +52,7 @@ class Memory(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """A worker's message to the others before new workers are started."""
+    """A worker's message to the other workers before new workers are started."""
 
     machine: str
     memory: Memory
@@ -71,7 +71,7 @@ class Members:
             self.memory = Memory(_machines())
 
     def look_for_room(self) -> bool:
-        """Whether rank 0 is to add workers now; False on the others."""
+        """On rank 0, whether it should add workers now; False on the other ranks."""
         if self._room is None or global_process_set.rank() != 0:
             return False
         self._growth = self._room.growth(global_process_set.size())
@@ -84,11 +84,11 @@ class Members:
         return True
 
     def committed(self) -> None:
-        """The training function has committed."""
+        """Called after each commit of the training function."""
         self.memory = self.memory._replace(rounds=0)
 
     def completed(self) -> None:
-        """Training continues with the current workers: added workers count as wanted from now on."""
+        """Called when training continues with the current workers: added workers become part of `Memory.wanted`."""
         if self.respawn and global_process_set.size() > len(self.memory.wanted or ()):
             self.memory = self.memory._replace(wanted=_machines())
 
@@ -100,8 +100,8 @@ class Members:
         Raises
         ------
         RuntimeError
-            A new worker for a dead one has not arrived in time, workers were replaced too often without a commit, or
-            all workers with the state of the training have died.
+            The replacement of a dead worker has not arrived in time, workers were replaced too often without a commit,
+            or all workers with the state of the training have died.
         """
         if not is_new:
             _, comm = all_agree(comm, True)
@@ -136,8 +136,8 @@ class Members:
     def _missing(self, comm: MPI.Intracomm) -> tuple[MPI.Intracomm, list[str], bool]:
         """The living workers, the machine of each worker that is missing, and whether to start them one by one.
 
-        When a process dies, Open MPI's launcher ends all processes that were started together with it. So workers are
-        started one by one if all are on one machine.
+        When a process dies, Open MPI's launcher ends all processes that were started together with it. So if all
+        workers are on one machine, new workers are started one by one.
         """
         from mpi4py import MPI
 
@@ -169,7 +169,8 @@ class Members:
     ) -> tuple[MPI.Intracomm | None, MPI.Intracomm]:
         """Add workers.
 
-        Returns the communicator of all workers, or None if that fails, and the communicator of the living workers.
+        Returns the communicator of all workers, or None if no worker was added, and the communicator of the living
+        workers.
         """
         if comm.Get_rank() == 0:
             _log.warning("mykv adds %s, since there is room.", _workers(growth.count))
@@ -248,7 +249,7 @@ def _workers(count: int) -> str:
 def all_agree(comm: MPI.Intracomm, mine: bool) -> tuple[bool, MPI.Intracomm]:
     """Let the living workers of a communicator vote.
 
-    Returns whether all voted yes, which is equal on all of them, and a new communicator of the living workers.
+    Returns whether all living workers voted yes, the same on all of them, and a new communicator of these workers.
     """
     from mpi4py import MPI
 

@@ -1,6 +1,7 @@
 """Room for more workers than a job began with: free slots of the launcher, and hosts that a hostfile lists.
 
-Only rank 0 checks, in its commits. The launcher gets the whole list, since it knows which of the slots are taken.
+Only rank 0 checks for room, in its commits. It passes the whole list of hosts to the launcher, which knows the slots in
+use.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Growth(NamedTuple):
     ----------
     count : int
     hosts : str
-        Hosts for the launcher, as ``name:slots,...``; "" for the hosts that it has.
+        Hosts for the launcher, as ``name:slots,...``; "" for the hosts that the launcher already has.
     machine : str
         The machine of all new workers; "" if they may be on several.
     """
@@ -44,8 +45,8 @@ class Room:
     most : int
         The maximum number of workers.
     hostfile : str, optional
-        A file as ``mykvrun --hostfile`` reads it: ``name slots=4`` in each line. It may be missing, and may change
-        while the job runs. Without a file the room is the slots that the launcher had free when the job began.
+        A file in the format of ``mykvrun --hostfile``: ``name slots=4`` in each line. The file may be missing, and may
+        change while the job runs. If None, the room is the slots that the launcher had free when the job began.
     """
 
     def __init__(self, most: int, hostfile: str | None) -> None:
@@ -54,7 +55,7 @@ class Room:
         self._looked = -_EVERY_S
         self._tried: dict[str, int] = {}
         self._told = ""  # the last warning, which is not repeated
-        self._failed: dict[str, int] = {}  # slots for which the launcher, or a new worker, has failed
+        self._failed: dict[str, int] = {}  # slots with which the start of workers has failed
 
     def growth(self, size: int) -> Growth | None:
         """The workers that a job of `size` workers can start now.
@@ -77,7 +78,7 @@ class Room:
         return Growth(count, hosts, this if is_here else "")
 
     def failed(self) -> None:
-        """Do not try again before the hostfile lists other slots."""
+        """Called when workers could not be started: growth() returns None until the hostfile lists other slots."""
         self._failed = self._tried
 
     def _slots(self) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """run_elastic: training continues with the remaining workers when a worker has died (docs/elastic.md).
 
 After each run of the training function, the living workers call MPI's fault-tolerant agreement. A worker votes yes if
-the function has returned, and no if a worker was lost. After a single no all workers restart from the last commit.
+the function has returned, and no if a worker was lost. If any worker votes no, all restart from the last commit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def run_elastic(
     hostfile: str | None = None,
     **named: Any,
 ) -> Any:
-    """Call a training function, again whenever a worker has died, until all remaining workers return.
+    """Call a training function, and again after each death of a worker, until it returns on all remaining workers.
 
     Before each call except the first, the remaining workers get new ranks, in the same order, and the state is restored
     to the last commit that all of them have: the function must start from the state. Then the callbacks of
@@ -60,16 +60,16 @@ def run_elastic(
     *arguments, **named
         Passed to `train`.
     respawn : bool, optional
-        For each worker that has died a new one is started, on its machine if that is possible; it needs no free slot.
-        Its script runs from its beginning, alone (`is_respawned`), up to this call. Here it gets the state from the
-        others, and training continues with as many workers as at the beginning. It needs Open MPI 5, and a job that was
-        started with ``mykvrun --elastic`` (``mpirun --with-ft ulfm``).
+        Start a new worker for each dead worker, on the same machine if possible; this needs no free slot. The new
+        worker's script runs from its beginning, alone (`is_respawned`), up to this call. In this call the new worker
+        gets the state from the other workers, and training continues with as many workers as at the beginning. Needs
+        Open MPI 5, and a job that was started with ``mykvrun --elastic`` (``mpirun --with-ft ulfm``).
     grow_to : int, optional
         Workers are also added, up to this number, if there is room. Rank 0 checks for room in commits, at most once a
         second. Training continues from that commit with the added workers. Includes respawn=True.
     hostfile : str, optional
         A file that lists all hosts of the job, ``name slots=4`` in each line, as for mpirun. It may change, or be
-        created, while the job runs. Without it the room is the slots that the launcher had free when the job began.
+        created, while the job runs. If None, the room is the slots that the launcher had free when the job began.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def run_elastic(
     TypeError
         With `respawn`: a value of the ElasticState, or a setting of an optimizer, cannot be pickled.
     RuntimeError
-        A worker was lost before the first commit, or states of the optimizer were lost with it (`ElasticState`). With
+        A worker was lost before the first commit, or its optimizer states were lost with it (`ElasticState`). With
         `respawn`: the job cannot start new workers, a new worker has not arrived in time (MYKV_RESPAWN_WAIT_S), or
         workers died several times without a commit in between.
 
@@ -151,12 +151,12 @@ def _train_until_all_return(
             barrier()
             finished = True
         except MoreWorkers as growth:
-            # All workers have completed this commit, so they leave together, after the agreement.
+            # All workers have completed this commit, so all of them leave the current world after the agreement.
             _log.info("%s", growth)
             finished = False
         except (RuntimeError, ValueError, UserWarning) as error:
-            # If another worker's script has raised an exception, the job ends. The failure detector must not take that
-            # worker for a dead one, although its process may already be gone.
+            # If another worker's script has raised an exception, the job ends. That worker does not count as dead,
+            # although its process may already have ended.
             if script_end.is_of_another(error) or failure_detector.lost(_GRACE_S) is None:
                 raise
             _log.info("Training was interrupted: %s", error)
@@ -194,8 +194,8 @@ def _recover(state: ElasticState, comm: MPI.Intracomm, members: Members, is_new:
     began = time.monotonic()
     while True:
         process.leave_lost()
-        # complete() begins with an agreement of the living workers. After it none of them writes to memory of the old
-        # world.
+        # complete() begins with an agreement of the living workers. After the agreement no worker writes to the shared
+        # memory of the old world.
         comm, is_new = members.complete(comm, is_new), False
         failure = None
         try:

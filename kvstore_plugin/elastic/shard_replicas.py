@@ -89,9 +89,9 @@ def divide_anew(
     store_optimizer : StoreOptimizer
         Its keys have owners among the remaining workers.
     shards : mapping of key to sequence of Shard
-        The old division.
+        The old division: the shards of each key before the loss.
     providers : sequence of int
-        For each worker of the old division: the new rank of the worker that has its share.
+        For each worker of the old division: the new rank of the worker that has this worker's share.
     held : mapping of int to ndarray of uint8
         Shares that this worker has, by rank in the old division.
     """
@@ -123,7 +123,7 @@ def _made(store_optimizer: StoreOptimizer, key: Hashable, leaf: Leaf, before: Se
 def _fill(array: NDArray, piece: np.ndarray, width: int, part: Shard, mine: Shard, as_it_is: bool) -> None:
     """Copy the elements of `mine` that are in `part` to `array`; `piece` has the bytes of `part`."""
     target = arrays.memory(array)
-    if as_it_is:  # one number for the whole weight, or for each row
+    if as_it_is:  # the state has one number for the whole weight, or for each row, so it is not divided
         target[:] = piece
         return
     begin, end = max(part.begin, mine.begin), min(part.begin + part.count, mine.begin + mine.count)

@@ -18,20 +18,20 @@ from ..parameters import deferred_init, trainer_state
 # separately.
 _OF_THE_WORKER = {"param_dict", "idx2name", "sym_info", "lr_scheduler"}
 
-# Attributes of a DistributedTrainer that are copied besides its optimizer: counters, flags, and the scale, which AMP
-# changes.
+# Attributes of a DistributedTrainer that are copied in addition to its optimizer: counters, flags, and the scale, which
+# AMP changes.
 _OF_THE_TRAINER = ("_scale", "_amp_original_scale", "_steps", "_ignores_stale", "_warmup_until")
 
 
 class Parameters:
-    """A copy of the values of Parameters. For a Parameter without values it keeps the deferred initialization."""
+    """A copy of the values of Parameters; for a Parameter without values, its deferred initialization."""
 
     def __init__(self) -> None:
         self._kept: dict[Parameter, NDArray] = {}
         self._deferred: dict[Parameter, tuple] = {}
 
     def take(self, parameters: Iterable[Parameter]) -> list[NDArray]:
-        """Copy the values. Returns the arrays to wait for."""
+        """Copy the values. Returns the copies, for which the caller must wait."""
         before, self._kept, self._deferred = self._kept, {}, {}
         for parameter in parameters:
             if parameter._data is None:
@@ -68,7 +68,7 @@ class Training:
     """A copy of one DistributedTrainer's state, and of the states, counters and settings of its optimizer."""
 
     def __init__(self) -> None:
-        self._states: list[dict[Hashable, Any]] = []  # for each updater
+        self._states: list[dict[Hashable, Any]] = []  # the states of each updater
         self._optimizer: dict[str, Any] = {}
         self._scheduler: tuple[Any, dict | None] = (None, None)
         self._trainer: dict[str, Any] = {}
@@ -77,7 +77,7 @@ class Training:
         self.shards: dict[Hashable, tuple] = {}  # with the optimizer on the store: each key's shards and their owners
 
     def take(self, trainer: Any) -> list[NDArray]:
-        """Copy the trainer's state. Returns the arrays to wait for."""
+        """Copy the trainer's state. Returns the copies, for which the caller must wait."""
         updaters = _updaters(trainer)
         before = self._states if len(self._states) == len(updaters) else [{} for _ in updaters]
         self._states = [
@@ -113,7 +113,7 @@ class Training:
         return states, list(self._more.values())
 
     def description(self) -> dict[str, Any]:
-        """The rest of this copy for another worker, to be pickled."""
+        """Everything in this copy except arrays, for another worker; can be pickled."""
         return {
             "keys": [list(states) for states in self._states],
             "optimizer": self._optimizer,
@@ -157,7 +157,7 @@ class Training:
 
 
 def devices_of(parameter: Parameter) -> list[Any]:
-    """The devices for initializing a Parameter without values."""
+    """The devices on which a Parameter without values is to be initialized."""
     return list(parameter._deferred_init[1]) if parameter._deferred_init else [mx.cpu()]
 
 

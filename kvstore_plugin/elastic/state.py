@@ -3,8 +3,8 @@
 commit() is collective and has three steps. First the workers wait for each other, so that a worker overwrites a copy
 only when all workers have completed the previous commit. Then each worker copies its state, and sends its share of the
 optimizer's states to its keeper. Last, without communication, it marks the new copy as complete. Commits are
-double-buffered: one copy is overwritten while the other is complete. So at any moment all living workers share a
-complete commit, at most one behind the fastest worker, and they return to the last commit that all have.
+double-buffered: one copy is overwritten while the other copy is complete. So at any moment there is a commit that all
+living workers have completed, at most one behind the fastest worker. After a death they return to the last such commit.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ElasticState:
         self._nets = [member for member in members.values() if isinstance(member, gluon.Block)]
         self._trainers = [member for member in members.values() if isinstance(member, Trainer)]
         self._number = _NEVER  # of the last commit
-        self._members: Members | None = None  # of run_elastic()
+        self._members: Members | None = None  # set by run_elastic()
         vars(self).update(members)
         self._own = {name for name in vars(self) if name.startswith("_")} | {"_own", "_copies"}
         self._own |= {name for name, member in members.items() if isinstance(member, (gluon.Block, Trainer))}
@@ -137,8 +137,8 @@ class ElasticState:
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Register functions without arguments to call after workers were lost or added, before training continues.
 
-        The state is then restored, and `rank` and `size` are new. The functions may, for example, redistribute the data
-        or change the learning rate.
+        When they are called, the state is restored, and `rank` and `size` are new. The functions may, for example,
+        redistribute the data or change the learning rate.
 
         Examples
         --------
@@ -245,7 +245,7 @@ class ElasticState:
             last.training[number].restore(trainer)  # counters and settings: those in the file are from an earlier step
             return
         held = {}
-        if ranks_then[global_process_set.rank()] is not None:  # else this worker is new
+        if ranks_then[global_process_set.rank()] is not None:  # otherwise this worker is new
             held = {keepers.index(last.rank): last.kept[number], last.rank: last.own[number]}
         shard_replicas.divide_anew(trainer._store_optimizer, last.training[number].shards, providers, held)
 

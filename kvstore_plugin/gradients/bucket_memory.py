@@ -1,15 +1,15 @@
 """Gradients in memory that the ranks can reduce in place: the host's shared memory, or a GPU's memory.
 
-A trainer gives its parameters gradient arrays that are views of buckets in such memory: they are in place. Any other
-holder of an old gradient array would keep using the old memory: an array that the program keeps, a recorded graph whose
-backward comes later, a network hybridized with static_alloc, which writes to the arrays of its first backward. So a
-gradient is moved only if nothing else holds it; the other gradients are reduced by copying.
+A trainer replaces its parameters' gradient arrays by views of buckets in such memory ("in place"). But other holders of
+an old gradient array would keep using the old memory: a variable of the program, a recorded graph whose backward pass
+comes later, or a network hybridized with static_alloc, which writes to the arrays of its first backward pass. So a
+gradient is moved only if nothing else holds its array. The other gradients are reduced by copying.
 
 MXNet gives a Parameter its gradient arrays in a few methods (first initialization, a new grad_req, reset_ctx, cast).
 This file patches these methods on the class, so that the new arrays are moved at once.
 
-Only its own rank knows whether a gradient can be moved. So no collective operation may depend on it: a trainer asks the
-other ranks after every change, and if their layouts differ all gradients are copied.
+A gradient may be moved on some ranks only. So a trainer compares its layout with those of the other ranks after every
+change. If the layouts differ, all gradients are reduced by copying.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _CURES = {
 _recordings = 0  # number of recordings that this process has begun
 _born: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: _recordings when it got its gradient arrays
 _owners: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: weak reference to its GradientMemory
-# Parameter: its Places so far, each with its bucket. Places do not refer to their bucket, which refers to them: memory
-# is freed with the last Parameter, not by the garbage collector.
+# Parameter: its Places so far, each with its bucket. A bucket refers to its Places, so a Place must not refer to its
+# bucket: with such a cycle only the garbage collector would free the memory, later than the last Parameter.
 _places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
@@ -63,7 +63,7 @@ class Place(NamedTuple):
     """A view of a bucket that is or was a Parameter's gradient."""
 
     parameter: Any  # a weak reference
-    begin: int  # bytes
+    begin: int  # offset in the bucket, in bytes
     view: NDArray
 
     @property
@@ -83,7 +83,7 @@ class Bucket:
     def __init__(self, process_set: ProcessSet, dtype: np.dtype) -> None:
         self.process_set = process_set
         self.dtype = dtype
-        self.used = 0  # bytes
+        self.used = 0  # bytes in use
         self.members: list[Place] = []
 
     def add(self, parameter: Parameter, gradient: NDArray) -> Place:
@@ -110,12 +110,12 @@ class Bucket:
         raise NotImplementedError
 
     def _view(self, begin: int, gradient: NDArray) -> NDArray:
-        """An array like the gradient at an offset in bytes."""
+        """An array like the gradient, `begin` bytes after the start of the bucket."""
         raise NotImplementedError
 
 
 class SharedBucket(Bucket):
-    """In the shared memory of a process set."""
+    """A bucket in the shared memory of a process set."""
 
     def __init__(self, process_set: ProcessSet, dtype: np.dtype, size: int) -> None:
         super().__init__(process_set, dtype)
@@ -136,7 +136,7 @@ class SharedBucket(Bucket):
 
 
 class DeviceBucket(Bucket):
-    """In the memory of a GPU."""
+    """A bucket in the memory of a GPU."""
 
     def __init__(self, process_set: ProcessSet, dtype: np.dtype, size: int, device: int) -> None:
         super().__init__(process_set, dtype)
@@ -205,16 +205,16 @@ class GradientMemory:
         for parameter in moving if self.bucket_bytes else ():
             if parameter not in self._late:
                 self._move(parameter)
-        for parameter in present:  # always new lists, so that other trainers check again, on all ranks alike
+        for parameter in present:  # new lists on all ranks, moved or not: they make other trainers check again
             parameter._grad = list(parameter._grad)
 
     def _move(self, parameter: Parameter) -> None:
-        """Move a Parameter's existing gradient, with its values. Earlier views are not used any more."""
+        """Move a Parameter's existing gradient, with its values, and drop the Parameter's earlier places."""
         held, fresh = parameter._grad, parameter._data[0]._fresh_grad
         earlier = _places.pop(parameter, [])
         self.put_in_bucket(parameter)
         parameter._data[0]._fresh_grad = fresh
-        held[0] = parameter._grad[0]  # the program may hold the list
+        held[0] = parameter._grad[0]  # the program may hold the old list
         for bucket, place in earlier:
             bucket.members.remove(place)
 
@@ -249,7 +249,7 @@ class GradientMemory:
         autograd.mark_variables(parameter._data, parameter._grad, parameter.grad_req)
 
     def release(self) -> None:
-        """Give up all Parameters. A Parameter keeps its gradient here until another memory moves it."""
+        """Move no more gradients. A Parameter keeps its gradient here until another GradientMemory moves it."""
         for parameter in [one for one, owner in _owners.items() if owner() is self]:
             del _owners[parameter]
 
@@ -274,8 +274,8 @@ class GradientMemory:
     def in_place(self, parameters: Iterable[Parameter]) -> dict[Bucket, list[Place]]:
         """The buckets that the trainer can reduce in place, if these are the Parameters that it reduces now.
 
-        An operation reduces a whole bucket. So all gradients in it must be of these Parameters, and of one group. An
-        earlier trainer may have made the bucket.
+        An operation reduces a whole bucket. So all gradients in the bucket must belong to these Parameters, and to one
+        group. An earlier trainer may have created the bucket.
 
         Parameters
         ----------
@@ -307,7 +307,8 @@ class GradientMemory:
     def _earlier_place(self, parameter: Parameter, gradient: NDArray) -> Place | None:
         """An earlier place of the Parameter that fits the gradient, with the new values; None if no place fits.
 
-        A network hybridized with static_alloc may still write to the old array, so the Parameter gets it back.
+        A network hybridized with static_alloc may still write to an old array, so the Parameter gets the old array
+        back.
         """
         for bucket, place in _places.get(parameter, ()):
             view = place.view
@@ -391,7 +392,7 @@ def _reasons_against(parameters: Sequence[Parameter]) -> dict[Parameter, str]:
     if not references.are_known():
         return dict.fromkeys(parameters, _UNKNOWN)
     held = [parameter for parameter in parameters if _reason_against(parameter)]
-    for parameter in held:  # pending operations may hold them; no local variable may hold an array here
+    for parameter in held:  # wait for pending operations that hold the arrays; a local variable would hold them too
         wait_to_write(parameter._data[0])
         wait_to_write(parameter._grad[0])
     references.settle(lambda: not any(map(_reason_against, held)))
@@ -410,9 +411,9 @@ def _reason_against(parameter: Parameter) -> str | None:
 
 
 def _is_kept(parameter: Parameter) -> bool:
-    """Whether Python has references to the gradient array besides the Parameter's and ours."""
+    """Whether Python has references to the gradient array other than those of the Parameter and this module."""
     gradient = parameter._grad[0]
-    ours = 3 + (_bucket_of(parameter) is not None)  # the list, `gradient`, the argument; and its Place
+    ours = 3 + (_bucket_of(parameter) is not None)  # the list, `gradient`, the argument of getrefcount(); the Place
     return sys.getrefcount(gradient) > ours
 
 

@@ -1,8 +1,8 @@
 """Divides the gradients of a trainer into operations.
 
 One operation reduces each bucket: in place, if its gradients are in shared memory, or by copying them in and out. Each
-rank makes a plan for its own arrays. If the plans differ (layers were initialized in another order, say), all gradients
-are copied alone.
+rank makes a plan for its own arrays. If the plans of the ranks differ (for example, if layers were initialized in
+different orders), each gradient is copied and reduced by a separate operation.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Reduction(NamedTuple):
     """How gradients are reduced. The same on all ranks."""
 
     process_set: ProcessSet
-    mean: bool  # or sum
-    compression: str  # type or compressor between hosts; empty: uncompressed
+    mean: bool  # True: means over the ranks; False: sums
+    compression: str  # dtype or compressor between hosts; empty: uncompressed
     bucket_bytes: int  # the size of a bucket; 0: no gradient is in place
-    num_groups: int  # 0: buckets have the size of bucket_bytes
-    store_optimizer: StoreOptimizer | None = None  # updates from the sums; each worker updates its shards
-    divisor: float = 1.0  # factor of the sums; for means also divided by the number of workers
+    num_groups: int  # number of groups of gradients; 0: buckets have the size bucket_bytes instead
+    store_optimizer: StoreOptimizer | None = None  # updates weights: each worker updates its shards
+    divisor: float = 1.0  # sums are divided by it; not used for means
     hook: Callable[[Any], None] | None = None  # reduces each GradientBucket instead of this package
 
     @property
@@ -79,11 +79,14 @@ class Reduction(NamedTuple):
 
     @property
     def wire(self) -> str:
-        """Type of rows between hosts. Compressors keep an error per position, but each step has other rows."""
+        """Dtype of sparse rows between hosts; empty: their own dtype.
+
+        Compressors are not used: they keep an error for each position of an array, but each step has different rows.
+        """
         return self.compression if self.compression in ("float16", "bfloat16") else ""
 
     def wire_of(self, dtype: Any) -> str:
-        """Type or compressor for a gradient of this dtype between hosts; empty: uncompressed."""
+        """The core's text for the compression of a gradient of this dtype between hosts; empty: uncompressed."""
         return self.compression if self.compression and np.dtype(dtype).name in _COMPRESSED_DTYPES else ""
 
 
@@ -92,12 +95,12 @@ class Operation(NamedTuple):
 
     name: str
     members: Sequence[BucketMember]
-    layout: str  # empty if the gradients are copied
+    layout: str  # describes the places in the bucket; empty if the gradients are copied
     push: Callable[[str], None]  # takes the label of the step
-    priority: int  # the highest of its gradients
+    priority: int  # the highest priority of its gradients
     update: ShardedUpdate | None = None  # the update after the sum, with an optimizer on the store
-    push_in_place: Callable[[str, str], None] | None = None  # in a bucket: takes another name and `turn_of`
-    hooked: Any = None  # the HookedOperation whose push() this is
+    push_in_place: Callable[[str, str], None] | None = None  # for gradients in place: takes another name and `turn_of`
+    hooked: Any = None  # with a hook: the HookedOperation whose method push() is `push`
 
     def refuse(self, core: Any, reason: str) -> None:
         """Refuse this rank's turn of the operation, in the core of its process set."""
@@ -114,12 +117,12 @@ class Operation(NamedTuple):
 
 
 class Comparison:
-    """An operation whose label must be the same on all ranks of a process set. It may sum one number.
+    """An operation that compares the ranks' labels, which must be equal. It may also sum one number over the ranks.
 
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks of the operation.
     """
 
     def __init__(self, process_set: ProcessSet) -> None:
@@ -184,12 +187,12 @@ def copied(scope: str, reduction: Reduction, active: Sequence[BucketMember]) -> 
 def _bucket_operations(
     scope: str, reduction: Reduction, memory: GradientMemory, active: Sequence[BucketMember]
 ) -> list[Operation]:
-    """One operation for each bucket that holds gradients of this trainer alone."""
+    """One operation for each bucket that holds only gradients of this trainer."""
     members = {member.parameter: member for member in sorted(active, key=lambda member: -member.priority)}
     operations = []
     for number, (bucket, places) in enumerate(memory.in_place(members).items()):
         placed = [(members[place.parameter()], place.begin, place.view) for place in places]
-        # Up to the end of the last gradient: the unused memory after it may differ between ranks.
+        # Only up to the end of the last gradient, since the size of the unused memory may differ between ranks.
         count = max(place.end for place in places) // bucket.dtype.itemsize
         operations.append(_in_place(f"{scope}/bucket{number}", reduction, bucket, placed, count))
     return operations

@@ -1,7 +1,7 @@
 """Assigns gradients to buckets, by one rule for buckets in shared memory and for buckets that are copied.
 
-Gradients of one dtype on one device fill a bucket in order, until it is full. The user
-gives the size (`bucket_bytes`), or a number of groups (`num_groups`): then a bucket holds a group, whatever its size.
+Gradients of one dtype on one device fill a bucket in order, until it is full. The user gives the size (`bucket_bytes`),
+or a number of groups (`num_groups`): then a bucket holds a group, whatever its size.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _BYTES_FOR_EACH_RANK = 16 << 10
 
 
 def default_bucket_bytes(hosts: int, ranks: int) -> int:
-    """Bytes of a bucket if the user gives none."""
+    """The default size of a bucket in bytes."""
     if hosts == 1:
         return _BUCKET_BYTES_ON_ONE_HOST
     return min(_BUCKET_BYTES_ON_ONE_HOST, max(_LEAST_BUCKET_BYTES, _BYTES_FOR_EACH_RANK * ranks))
 
 
 def number_groups(members: Sequence[Any], num_groups: int, each_alone: bool = False) -> None:
-    """Number the groups of BucketMembers: groups of equally many gradients, in the members' order.
+    """Divide BucketMembers, in their order, into numbered groups of about the same number of gradients.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def number_groups(members: Sequence[Any], num_groups: int, each_alone: bool = Fa
     num_groups : int
         0: there are no groups.
     each_alone : bool, optional
-        Each gradient is a group.
+        Whether each gradient is a separate group.
     """
     if each_alone:
         for number, member in enumerate(members):
@@ -52,7 +52,7 @@ def number_groups(members: Sequence[Any], num_groups: int, each_alone: bool = Fa
 
 
 class BucketFiller:
-    """Fills buckets of each kind one after another."""
+    """Fills one bucket after another, separately for each kind of gradients."""
 
     def __init__(self) -> None:
         self._filling: dict[Hashable, tuple[Any, float]] = {}  # by kind: the last bucket, and the bytes left in it

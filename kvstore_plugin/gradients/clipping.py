@@ -2,7 +2,7 @@
 
 Each worker adds up the squares of its share of the gradients. An operation of the step adds up the workers' sums, so
 the norm has the same bits on all workers. Then each worker scales its gradients. All of this is done by operations of
-MXNet's engine: no Python code waits, unless there are row_sparse gradients, whose rows are scaled here.
+MXNet's engine. Python code waits only if there are row_sparse gradients, since Python code scales their rows.
 
 (Pascanu, Mikolov and Bengio: On the difficulty of training recurrent neural networks, 2013.)
 """
@@ -35,7 +35,7 @@ class Clipping:
     parameters : sequence of Parameter
         The trainer's parameters.
     updates_here : bool
-        Each worker updates all parameters by itself, without an optimizer on the store.
+        Whether each worker updates all parameters by itself, without an optimizer on the store.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Clipping:
         self._squares = Squares(None if norm_reducer is None else norm_reducer.process_set)
         self._fence = Fence(parameters, "" if norm_reducer is None else norm_reducer._scope, ends_step=True)
         self._only_fresh = False
-        self._is_added_up = False  # in this step
+        self._is_added_up = False  # whether the squares of this step were added up
         self.norm: NDArray | None = None
         if norm_reducer is not None:
             norm_reducer.sum_with_comparison(self._squares, WeakMethod(self, "_add_up"))
@@ -73,11 +73,11 @@ class Clipping:
         Parameters
         ----------
         only_fresh : bool
-            Whether the workers have told each other which gradients are fresh. Stale gradients do not count then.
+            Whether the workers have told each other which gradients are fresh. If True, stale gradients do not count.
         label : str
             As for `Reducer.compare`.
         makes_comparison : bool
-            Whether to make the comparison of the norm's reducer. If not, the caller makes it right afterwards.
+            Whether to start the comparison of the norm's reducer. If False, the caller starts it right afterwards.
         """
         self._only_fresh, self._is_added_up = only_fresh, False
         if self._norm_reducer is None:
@@ -92,7 +92,7 @@ class Clipping:
         self._squares.add_up(pieces, more, priority)
 
     def refuse(self, reason: str) -> None:
-        """Refuse the comparison after begin() or the reduction has failed here, so that no worker waits for it."""
+        """Refuse the comparison if begin() or the reduction has failed on this worker, so that no worker waits."""
         if self._norm_reducer is not None:
             self._norm_reducer.leave_out_comparison(reason)
 
@@ -102,14 +102,14 @@ class Clipping:
         Parameters
         ----------
         factor : float
-            The optimizer's factor for gradients. The norm is that of the products.
+            The optimizer's factor for gradients. The norm is computed from the gradients times this factor.
 
         Raises
         ------
         MXNetError
             With row_sparse gradients: the step has failed.
         RuntimeError
-            There are gradients, but none in the process set that sums the squares.
+            The trainer has gradients, but none in the process set that sums the squares.
         """
         if not self._is_added_up:
             if any(reducer.to_scale(self._only_fresh) or reducer.has_rows() for reducer in self._reducers):
@@ -151,8 +151,9 @@ class Clipping:
 
         `broken`: an exception has interrupted the updates.
 
-        All gradients of the step, and the norm, share its errors. Reading one of them clears the error for all, so no
-        array may be read before all updates have run: see fence.py. The norm is computed after the fence.
+        If the step fails, its gradients and the norm share one error. Reading one of these arrays clears the error for
+        all of them, so no array may be read before all updates have run: see fence.py. The norm is computed after the
+        fence.
         """
         if not self._is_added_up:
             return

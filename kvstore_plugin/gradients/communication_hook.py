@@ -1,17 +1,17 @@
 """Communication hooks: a user's function reduces the buckets of a trainer's gradients, instead of this package.
 
-A hook is called for each bucket of a step, in the same order on all ranks, in the thread that takes the step. Backward
-may still run then: arrays are computed by MXNet's engine, and so are the sums that the hook starts.
+A hook is called for each bucket of a step, in the same order on all ranks, in the thread that takes the step. The
+backward pass may still be running: MXNet's engine computes the gradients, and the sums that the hook starts, later.
 
-A bucket takes one turn in a step, in three parts. A comparison begins it: the gradients wait until it is known that all
-ranks take the same step, and carry the error otherwise. The operations of the hook follow. Another comparison ends it.
-All buckets end after all hooks, so a hook that fails on one rank fails the step for all gradients of all ranks. The end
-compares the number of operations that the hook has started.
+A bucket takes one turn in a step, in three parts. The first part is a comparison: the gradients wait until all ranks
+are known to take the same step, and carry an error otherwise. The second part is the operations of the hook. The third
+part is another comparison, of the number of operations that the hook has started. It follows after the hooks of all
+buckets, so a hook that fails on one rank fails the step for all gradients of all ranks.
 
-The first time, the ranks also exchange this number, and expect it from then on. So a rank that refuses a later step, or
-whose hook fails, knows which operations the other ranks start and wait for. Before a hook starts more operations than
-expected, its rank asks the other ranks. A rank whose hook has ended with fewer operations has refused this question by
-then. If all ranks ask, they exchange the number again.
+In the first step the ranks also exchange this number, and expect the same number in later steps. So a rank that refuses
+a later step, or whose hook fails, knows which operations the other ranks start and wait for. Before a hook starts more
+operations than expected, its rank asks the other ranks. A rank whose hook ends without more operations refuses this
+question. If all ranks ask, they exchange the number again.
 
 (The idea is from PyTorch's communication hooks of DistributedDataParallel.)
 """
@@ -31,22 +31,23 @@ from ..world import process
 from ..world.process_set import ProcessSet
 from .bucket_plan import Comparison, Operation, Reduction
 
-_FAILED = 1  # in the first exchange of the number
+_FAILED = 1  # sent in the exchange of the number by a rank whose hook has failed
 
 
 class GradientBucket:
     """Gradients that a communication hook reduces over the workers: the argument of `communication_hook`.
 
-    The hook replaces the values of `arrays` on all workers by the same bits, mostly by `scale` times the sums over the
-    workers. It may start `allreduce`, `broadcast`, `reducescatter` and their other forms over `process_set`. They are
-    matched by their order in the hook, so each worker must start the same operations in the same order. The arrays need
-    not be computed yet: a hook that only calls operations and MXNet's operators never waits.
+    The hook replaces the values of `arrays` by the same bits on all workers, usually by `scale` times the sums over the
+    workers. It may start `allreduce`, `broadcast`, `reducescatter` and their other forms over `process_set`. These
+    operations are matched by their order in the hook, so each worker must start the same operations in the same order.
+    When the hook is called, the arrays may not be computed yet: a hook that only calls operations and MXNet's operators
+    never waits.
 
     Attributes
     ----------
     index : int
-        The number of the bucket, from 0, among the buckets of its process set. It is the same on all workers. It may
-        stand for other parameters after parameters were frozen, cast or moved.
+        The number of the bucket, from 0, among the buckets of its process set; the same on all workers. After
+        parameters were frozen, cast or moved, the bucket of this number may have other parameters.
     arrays : list of NDArray
         The gradients, dense, of one device, to be changed in place. With several devices they are the sums over this
         worker's devices; each device gets a copy of the result.
@@ -57,9 +58,9 @@ class GradientBucket:
     process_set : ProcessSet
         The workers that train these parameters.
     scale : float
-        The factor of the sums over the workers that makes them what the trainer expects: 1 / workers for a mean.
+        The factor by which the hook multiplies the sums over the workers: 1 / workers if the trainer expects means.
     priority : int
-        For the argument `priority` of operations: higher where the next forward pass needs the parameters earlier.
+        A value for the argument `priority` of operations: higher if the next forward pass needs the parameters earlier.
 
     Examples
     --------
@@ -90,8 +91,8 @@ class GradientBucket:
         self.scale: float = reduction.scale
         self.priority: int = max(member.priority for member in planned.members)
         self._push_in_place = planned.push_in_place
-        # By any key: called without arguments after the updates of the step, not if it fails or is skipped on all
-        # workers. The buckets of a process set share it.
+        # Functions without arguments, by keys that the hook chooses. They are called after the updates of the step,
+        # unless the step fails or is skipped on all workers. The buckets of a process set share this dict.
         self._when_updated = when_updated
 
     def allreduce_(self) -> None:
@@ -100,7 +101,7 @@ class GradientBucket:
         Raises
         ------
         RuntimeError
-            This is called outside of the hook.
+            The method was called outside of a hook.
         """
         if hook_operations.running() is None:
             raise RuntimeError(
@@ -124,7 +125,7 @@ class HookedOperation:
     Parameters
     ----------
     reduction : Reduction
-        With the hook.
+        Its attribute `hook` is the hook.
     planned : Operation
         The operation that would reduce the bucket without a hook.
     number : int
@@ -132,7 +133,7 @@ class HookedOperation:
     counts : dict of int
         Number of operations that the hook starts, by the bucket's name; the same names on all ranks.
     when_updated : dict of callable
-        Callbacks for when the weights of this step are updated.
+        Functions to call after the updates of this step.
     """
 
     def __init__(
@@ -153,16 +154,16 @@ class HookedOperation:
         self._comparison = Comparison(reduction.process_set)
         self._priority = max(member.priority for member in planned.members)
         self._run = self._new_run()
-        self._has_met = False  # has met in this turn, or need not
-        self._may_ask = False  # in this turn, whether all ranks start more operations than expected
-        self._has_ended = True  # nothing is left of the last turn
+        self._has_met = False  # whether this rank has exchanged the number in this turn, or need not do so
+        self._may_ask = False  # whether this rank may still ask, in this turn, if all ranks start more operations
+        self._has_ended = True  # whether this rank has taken or refused all parts of the last turn
 
     def push(self, label: str) -> None:
-        """Begin the turn of this step, and run the hook. Even if it fails, the turn has begun afterwards."""
+        """Begin the turn of this step, and run the hook. If this method raises an error, the turn has begun too."""
         core = self._process_set._core
         try:
             self._comparison.push(self._name, self._gradients(), self._priority, label)
-        except MXNetError:  # NaiveEngine has run it
+        except MXNetError:  # NaiveEngine has run the comparison
             self._begin()
             raise
         except BaseException as error:
@@ -186,7 +187,7 @@ class HookedOperation:
         try:
             label = f"the end of a communication hook that has started {self._run.by_hook} operations"
             self._comparison.push(name, self._gradients(), self._priority, label, turn_of=self._name)
-        except MXNetError:  # NaiveEngine has run it
+        except MXNetError:  # NaiveEngine has run the comparison
             raise
         except BaseException as error:
             self._process_set._core.refuse(name, str(error), turn_of=self._name)
@@ -199,7 +200,7 @@ class HookedOperation:
         self.refuse_rest(reason)
 
     def refuse_rest(self, reason: str) -> None:
-        """Refuse the later parts of the last turn, which this rank has not taken. A no-op if the turn has ended."""
+        """Refuse all parts of the last turn that this rank has not taken. A no-op if the turn has ended."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -212,7 +213,7 @@ class HookedOperation:
 
     @staticmethod
     def reason(error: BaseException) -> str:
-        """The reason for the other ranks after push() has failed."""
+        """The reason that the other ranks get after push() has failed."""
         return f"its communication hook has failed with {type(error).__name__}: {error}"
 
     def begin_again(self) -> None:
@@ -228,7 +229,7 @@ class HookedOperation:
         return HookOperations(self._process_set, self._name, self._counts.get(self._name), self._ask_for_more)
 
     def _ask_for_more(self) -> None:
-        """Wait until the hook starts more operations than expected on all ranks; then expect no number.
+        """Wait until the hook starts more operations than expected on all ranks. Then this rank expects no number.
 
         Raises
         ------
@@ -236,7 +237,7 @@ class HookedOperation:
             The hook has ended on another rank, or has failed there.
         """
         expected = self._counts[self._name]
-        if not self._may_ask:  # the hook has caught the error
+        if not self._may_ask:  # the hook has caught the error of an earlier question
             raise MXNetError(
                 f"The communication hook has started different numbers of operations for one bucket: more than "
                 f"{expected} on rank {process.rank()}. Start the same operations in the same order on all workers."
@@ -277,16 +278,16 @@ class HookedOperation:
                 arrays.copy(total, gradient)
 
     def _meet_after(self, error: BaseException) -> None:
-        """Like `_meet`, after the hook has failed here; then refuse the operations that the other ranks wait for."""
+        """Like `_meet`, after the hook has failed on this rank. Then refuse the rest of the turn."""
         reason = self.reason(error)
-        with contextlib.suppress(MXNetError):  # the error of the hook is the one to raise
+        with contextlib.suppress(MXNetError):  # the caller raises the hook's error instead
             self._meet(_FAILED, reason, lambda: self._refuse_awaited(reason))
         self.refuse_rest(reason)
 
     def _meet(self, state: int, reason: str, look: Callable[[], None] | None = None) -> None:
         """If no number of operations is expected yet, tell the other ranks how many the hook has started.
 
-        Operations that only other ranks start are rejected with the reason.
+        This rank refuses operations that only other ranks start, and gives the reason.
 
         Raises
         ------
@@ -322,7 +323,7 @@ class HookedOperation:
             self._process_set._core.refuse(_question_of(self._name), reason, turn_of=self._name)
 
     def _refuse_operations(self, count: int, reason: str) -> None:
-        """Refuse the hook's operations up to this number that this rank has not started."""
+        """Refuse those of the hook's first `count` operations that this rank has not started."""
         while self._run.started < count:
             self._process_set._core.refuse(self._run.next_name(), reason, turn_of=self._name)
 
@@ -336,7 +337,7 @@ class HookedOperation:
 
 
 def _meeting_of(name: str) -> str:
-    """The name of the meeting in which ranks tell how many operations the hook has started."""
+    """The name of the exchange in which ranks tell how many operations the hook has started."""
     return f"{name}/hooked"
 
 

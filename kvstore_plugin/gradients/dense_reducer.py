@@ -1,7 +1,7 @@
 """Reduces the dense gradients of one trainer to their mean over the ranks of a process set.
 
-planned_reducer.py has the operations on which the ranks agreed; `DenseReducer` pushes them in each step, and refuses
-them if the step fails here. The stale flags of a step are exchanged under the name of the first operation, like the
+The ranks have agreed on the operations (planned_reducer.py). `DenseReducer` pushes them in each step, and refuses them
+if the step fails on this rank. The ranks exchange the stale flags of a step under the name of the first operation, like
 questions about the plan.
 """
 
@@ -39,16 +39,16 @@ class DenseReducer(PlannedReducer):
     task : Task
         The dense parameters, and how to reduce their gradients.
     memory : GradientMemory, optional
-        Memory that owns the gradients already; by default own_gradients() makes it.
+        Memory that already owns the gradients; by default new memory, which gets them in own_gradients().
     """
 
     def __init__(self, task: Task, memory: GradientMemory | None = None) -> None:
         super().__init__(task, memory)
-        self._to_update: list[tuple[Operation, set[int] | None]] = []  # operations of this step, and keys; None: all
+        self._to_update: list[tuple[Operation, set[int] | None]] = []  # this step's operations, and keys; None: all
         self._sums = SumsCheck()
-        self._compares = Comparing.NOTHING  # after the last allreduce()
-        self._fence = Fence(self._parameters, task.scope)  # after update(): compare() is one operation on all arrays
-        self._equal_batches: equal_batches.EqualBatches | None = None  # None after the first steps
+        self._compares = Comparing.NOTHING  # the argument of the last allreduce()
+        self._fence = Fence(self._parameters, task.scope)  # for update(), whose compare() involves all arrays
+        self._equal_batches: equal_batches.EqualBatches | None = None  # the check of the first steps; None afterwards
         living.add(self)
 
     def watch_batches(self) -> None:
@@ -56,7 +56,7 @@ class DenseReducer(PlannedReducer):
         self._equal_batches = equal_batches.of(self._reduction)
 
     def _moved(self) -> bool:
-        """Whether a parameter has other arrays than in the last step: after cast, reset_ctx, grad_req or first use."""
+        """Whether a parameter has new arrays since the last step: after cast, reset_ctx, grad_req or its first use."""
         if not self._operations or self._world != (process.generation, self._process_set.process_set_id):
             return True
         if not all(map(operator.is_, map(_data_of, self._parameters), self._seen_weights)):
@@ -98,27 +98,27 @@ class DenseReducer(PlannedReducer):
             self._equal_batches = watch.after()
 
     def meet_loaded(self) -> None:
-        """Wait until all ranks have loaded parameters or states, in place of the next step's first operation.
+        """Wait until all ranks have loaded parameters or states. Uses the turn of the next step's first operation.
 
         Raises
         ------
         MXNetError
-            Another rank has not. All ranks get the error, the other ranks in their gradients.
+            Another rank has not loaded them. All ranks get the error; on other ranks the gradients carry it.
         """
         loaded = load_tracking.label(self._parameters)
         self._ask(lambda exchange_name: agreement.extremes(self._process_set, exchange_name, [], loaded))
         load_tracking.forget(self._parameters)
 
     def compress(self, compression: str) -> None:
-        """Send gradients with another type or compressor between hosts from the next step on."""
+        """Use this dtype or compressor for gradients between hosts, beginning with the next step."""
         if compression != self._reduction.compression:
             self._reduction = self._reduction._replace(compression=compression)
             # All ranks compare their operations again in the next step.
             self._seen = [()] * len(self._parameters)  # sentinel: no list of gradient arrays
 
     def _push_all(self, operations: Sequence[Operation], label: str) -> None:
-        # The core counts a step, and times its sums and updates, by these marks of the operations that this thread
-        # pushes: "some" belong to a step, and before the "last" backward writes the gradients near the input.
+        # By these marks of operations the core counts steps, and measures the time of sums and updates. "some" marks
+        # the operations of a step, "last" the operation whose gradients, near the input, backward writes last.
         mark, last = process.core.set_step_phase, max(operations, key=_priority_of, default=None)
         mark("some")
         try:
@@ -128,13 +128,14 @@ class DenseReducer(PlannedReducer):
                 try:
                     operation.push(label)
                 except BaseException as error:
-                    # NaiveEngine has run it; a bucket with a hook takes its turn even if it fails.
+                    # The failed operation has taken its turn if NaiveEngine has run it, if it has a hook, or if its
+                    # update has begun.
                     begun = operation.update is not None and operation.update.is_begun()
                     pushed = isinstance(error, MXNetError) or operation.hooked is not None or begun
                     reason = str(error) if operation.hooked is None else operation.hooked.reason(error)
                     self._refuse_rest(operations[: number + pushed], operations[number + pushed :], reason)
                     raise
-            # After all hooks: if the last one fails, no gradient is used on any worker.
+            # Buckets end after all hooks: if the last hook fails, no worker uses a gradient.
             for operation in operations if self._reduction.hook is not None else ():
                 if operation is last:
                     mark("last")
@@ -195,7 +196,7 @@ class DenseReducer(PlannedReducer):
         self._to_update = []
 
     def _refuse_comparison_of(self, reason: str) -> None:
-        """Refuse the comparison of a refused step, if the last step had a comparison: the other ranks will make it."""
+        """Refuse the comparison of a refused step, if the last step had a comparison: other ranks will start one."""
         self.is_due = self._compares is not Comparing.NOTHING and bool(self._operations)
         self.leave_out_comparison(reason)
 
@@ -222,7 +223,7 @@ class DenseReducer(PlannedReducer):
     def sum_with_comparison(self, squares: Squares, add_up: Callable[[int], None]) -> None:
         super().sum_with_comparison(squares, add_up)
         if self._compares is Comparing.NOTHING:
-            self._compares = Comparing.STEP  # used by the next step too, if this rank refuses it
+            self._compares = Comparing.STEP  # if this rank refuses the next step, it refuses a comparison too
 
     def _compared(self) -> tuple[list[NDArray], int]:
         gradients = [gradient for parameter in self._parameters for gradient in parameter._grad or ()]
@@ -233,7 +234,7 @@ class DenseReducer(PlannedReducer):
             super().refuse_comparison(reason)
 
     def has_begun(self) -> bool:
-        return bool(self._operations)  # in the first step all ranks meet, so no rank can push it alone
+        return bool(self._operations)  # in the first step all ranks wait for each other before any push
 
     _has_met = has_begun
 
@@ -250,7 +251,7 @@ class DenseReducer(PlannedReducer):
         self._refuse_comparison_of(reason)
 
     def share_freshness(self, clear: bool = False) -> list[BucketMember]:
-        """Slots that are fresh on some worker; with `clear`, zeros replace their stale gradients on this worker."""
+        """The members that are fresh on some worker. With `clear`, their stale gradients here are set to zero."""
         active = [member for operation in self._operations for member in operation.members]
         if not active:
             return []
@@ -281,7 +282,7 @@ class DenseReducer(PlannedReducer):
 
 
 def _counted(operations: Sequence[Operation], only_fresh: bool) -> list[Parameter]:
-    """Parameters of operations, in an order that is the same on all ranks; with `only_fresh` those in use."""
+    """Parameters of operations, in the same order on all ranks; with `only_fresh` only those with fresh gradients."""
     active = [member.parameter for operation in operations for member in operation.members]
     return [member for member in active if not only_fresh or trainer_state.is_fresh(member)]
 

@@ -1,10 +1,10 @@
 """Warns if all workers train on the same batches, without asking the other workers.
 
 If all workers have the same gradient, its mean over the workers is the same gradient. So the first worker compares some
-elements of its gradients before and after the sums of one step. It does so in its second step, in which all workers
-have the same weights, even if the first step has broadcast them. It copies these elements after backward and after the
-sums, in MXNet's engine, and compares the copies in a later step, when the core has counted more steps, so no step waits
-for it. It reads the copies' memory without waiting, since a wait would clear an error that other arrays share.
+elements of its gradients before and after the sums of one step. It uses the second step, in which all workers have the
+same weights, even if weights are first broadcast in the first step. MXNet's engine copies these elements after backward
+and again after the sums. The worker compares the copies in a later step, when the core has counted more steps, so no
+step waits for the copies. It reads their memory directly, since a wait would clear an error that other arrays share.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .bucket_plan import Operation, Reduction
 
 _STEP = 2  # counted from 1
 _LATER = 3  # steps that must have ended: the previous step, the step itself, and one that has used its weights
-_ELEMENTS = 1024  # of a gradient
-_ENDS = 4  # gradients at each end of the network
+_ELEMENTS = 1024  # compared elements of a gradient
+_ENDS = 4  # compared gradients at each end of the network
 _DTYPES = ("float16", "float32", "float64")
 
 _told = False
@@ -39,14 +39,14 @@ class EqualBatches:
         self._counted = (0, 0)
 
     def before(self, operations: Sequence[Operation]) -> None:
-        """Call it in each step before the operations are pushed."""
+        """To be called in each step before the operations are pushed."""
         self._step += 1
         if self._step == _STEP:
             self._gradients = _samples(operations)
             self._taken = [_Taken(array.dtype, copy, None) for array, copy in _copied(self._gradients)]
 
     def after(self) -> EqualBatches | None:
-        """Call it when the operations are pushed. Returns the check for the next steps, or None when it is over."""
+        """To be called after the operations were pushed. Returns the check for the next step; None after its end."""
         if self._step < _STEP:
             return self
         counted = self._core_counts()
@@ -56,7 +56,7 @@ class EqualBatches:
             self._gradients, self._counted = [], counted
             return self if self._taken else None
         if counted[0] < self._counted[0] + _LATER:
-            return self  # the sums of that step may be under way
+            return self  # the sums of the checked step may not have ended
         if counted[1] == self._counted[1] and self._are_equal():
             _warn()
         return None
@@ -92,10 +92,10 @@ class _Taken(NamedTuple):
 
 
 def of(reduction: Reduction) -> EqualBatches | None:
-    """The check for a trainer; None if there are no other workers, or equal gradients would mean nothing.
+    """The check for a trainer; None if there are no other workers, or if the check could be wrong.
 
     Members of a process set may have the same batches on purpose, if a network is divided among them. A compressor
-    changes a gradient even if all workers have the same, and a hook may change it in any way.
+    changes a gradient even if all workers have the same gradient, and a hook may change a gradient in any way.
     """
     process_set = reduction.process_set
     is_judge = process_set is global_process_set and process_set.size() > 1 and process_set.rank() == 0

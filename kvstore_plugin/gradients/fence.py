@@ -54,7 +54,7 @@ class Fence:
         self._fence: Any = None
 
     def begin(self, also: Sequence[NDArray] = ()) -> None:
-        """Call this before updates that each rank makes by itself, to note a failure of them on this rank alone.
+        """Call this before updates that each rank makes by itself, to detect that they fail on this rank alone.
 
         `also` as for push(). Returns at once.
         """
@@ -63,18 +63,18 @@ class Fence:
             self._fence.begin()
 
     def push(self, also: Sequence[NDArray] = (), broken: bool = False) -> None:
-        """Make a read of any array of these parameters wait for all operations on all of them. Returns at once.
+        """Make a read of any array of these parameters wait for all operations on all these arrays. Returns at once.
 
         `also`: more such arrays. `broken`: an exception has interrupted the updates since begin().
         """
-        if broken and self._engine_blocks:  # which raises the errors of sums before any update
+        if broken and self._engine_blocks:  # NaiveEngine raises errors of sums earlier, so an update has failed
             load_tracking.note_failure(self._parameters)
         self._look_again(also)
         if self._fence is not None:
             self._fence.push(self.ends_step, broken)
 
     def _look_again(self, also: Sequence[NDArray]) -> None:
-        """Recreate the operation if the parameters have other arrays."""
+        """Recreate the operation if the parameters have new arrays."""
         if self._engine_blocks:
             return
         seen = [*map(_data_of, self._parameters), *map(_grad_of, self._parameters), *also]

@@ -13,7 +13,7 @@ from .squares import Piece
 
 
 class LocalReducer(Reducer):
-    """Sums the gradients of parameters that belong to no process set over this worker's devices.
+    """Sums, over this worker's devices, the gradients of parameters that belong to no process set.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ class Share(NamedTuple):
     process_set: ProcessSet
     scope: str
     named: Sequence[Named]
-    root: int  # within the set
+    root: int  # rank within the set
     names: Any  # the KeptNames of the scope
 
 
@@ -39,7 +39,7 @@ class TrainerWorkers:
     ----------
     process_set : ProcessSet
     scope : str
-        Begins the names of the set's operations; empty if this worker is not in the set.
+        Prefix of the names of the set's operations; empty if this worker is not in the set.
     gradients_may_differ : bool
         Whether some parameter on some worker is not reduced over the whole set. Gradients may then differ between
         workers.
@@ -84,7 +84,7 @@ class TrainerWorkers:
 def sets_of(process_set: Any, of_parameters: Any) -> list[ProcessSet]:
     """The process sets of a trainer's parameters that include this rank.
 
-    The order is the same on all ranks: ranks meet in one set after the other, and different orders could deadlock.
+    The order is the same on all ranks: a rank waits in one set after another, so different orders could deadlock.
     """
     given = [process_set if isinstance(process_set, ProcessSet) else global_process_set]
     if isinstance(of_parameters, Mapping):
@@ -94,7 +94,7 @@ def sets_of(process_set: Any, of_parameters: Any) -> list[ProcessSet]:
 
 
 def scopes_of(sets: Sequence[ProcessSet], order: Sequence[int]) -> tuple[dict[ProcessSet, str], bool]:
-    """The prefix of a trainer's operation names in each process set. Meets the other members of each set.
+    """The prefix of a trainer's operation names in each process set. Waits for the other members of each set.
 
     Parameters
     ----------
@@ -106,6 +106,7 @@ def scopes_of(sets: Sequence[ProcessSet], order: Sequence[int]) -> tuple[dict[Pr
     Returns
     -------
     dict
+        The prefix for each process set.
     bool
         Whether the members of these sets have the same order.
     """

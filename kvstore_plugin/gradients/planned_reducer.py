@@ -1,9 +1,9 @@
 """The plan of the operations that reduce a trainer's dense gradients, on which the ranks of a process set agree.
 
-When the trainer is created, the ranks agree which parameters have gradients; in the first step, on the layout of
-the buckets. So an ordinary step exchanges nothing but gradients. A rank whose gradients have changed (grad_req, a
-frozen layer, cast) must ask the other ranks, which may not expect a question. So it asks under the name of the first
-agreed operation. If all ranks ask, they get an answer. If a rank pushes gradients instead, the core sees that the two
+When the trainer is created, the ranks agree which parameters have gradients. In the first step they agree on the layout
+of the buckets. So an ordinary step exchanges only gradients. A rank whose gradients have changed (grad_req, a frozen
+layer, cast) must ask the other ranks, which may not expect a question. So it asks under the name of the first agreed
+operation. If all ranks ask, they get an answer. If another rank pushes gradients instead, the core detects that the two
 calls do not match, and all ranks get an error.
 
 bucket_plan.py divides gradients into operations, and bucket_memory.py puts gradients into shared memory.
@@ -64,19 +64,19 @@ class PlannedReducer(SharedReducer):
         self._memory = memory or GradientMemory(self._process_set, task.reduction.bucket_bytes)
         self._operations: list[Operation] = []  # the last agreed plan; empty before the first step
         self._fences: list[Fence] = []  # a fence for each operation, if there are other ranks
-        self._copies_all = False  # the ranks' plans differ
+        self._copies_all = False  # whether all gradients are copied, since the ranks' plans differ
         self._seen: list[Any] = []  # the parameters' gradient arrays at the last check
-        self._seen_weights: list[Any] = []  # with an optimizer on the store
+        self._seen_weights: list[Any] = []  # the parameters' arrays then; empty without an optimizer on the store
         self._world: tuple[int, int | None] = (0, None)  # identifies init() and the set's addition at the last check
         self._hook_counts: dict[str, int] = {}  # number of operations that the hook starts, by bucket name
-        self._when_updated: dict[Any, Callable[[], None]] = {}  # called when a step's weights are updated
+        self._when_updated: dict[Any, Callable[[], None]] = {}  # to be called after a step's updates
 
     def _refuse_step(self, reason: str) -> None:
         """Refuse the operations of a step, since its gradients cannot be read."""
         raise NotImplementedError
 
     def meet(self, meeting: str, options: Sequence[str]) -> None:
-        """Compare the parameters with the other ranks now instead of in the first step. Waits.
+        """Compare the parameters with the other ranks, before the first step. Waits for the other ranks.
 
         Parameters
         ----------
@@ -98,10 +98,10 @@ class PlannedReducer(SharedReducer):
         _check_members(self._process_set, self._exchange_name, trainable, what)
 
     def own_gradients(self) -> None:
-        """Keep the gradients in shared memory from now on, or from their initialization."""
-        # In the order of the network, as parameters are initialized, so that layouts agree between ranks.
+        """Move the gradients into shared memory, now or when they are initialized."""
+        # In the order of the network, in which parameters are initialized, so that all ranks have the same layout.
         in_order = sorted(self._members, key=lambda member: -member.priority)
-        # A compressor that counts elements does so for each array, so each array needs its own operation.
+        # A compressor that sends a fixed number of elements of each array needs a separate operation for each array.
         number_groups(in_order, self._reduction.num_groups, each_alone=self._reduction.counts_elements)
         try:
             self._memory.own([(member.parameter, member.group) for member in in_order])
@@ -133,7 +133,7 @@ class PlannedReducer(SharedReducer):
         self._operations = []
 
     def _look_again(self) -> None:
-        """Read the gradient arrays again. If their layout has changed, the ranks agree on operations again."""
+        """Read the gradient arrays again, and agree on operations with the other ranks again."""
         self._check_values()
         active = [member for member in self._members if member.parameter._grad is not None]
         try:
@@ -147,7 +147,7 @@ class PlannedReducer(SharedReducer):
         new = [] if store_optimizer is None else store_optimizer.assign(_weights(active))
         operations = bucket_plan.planned(self._scope, self._reduction, self._memory, active)
         try:
-            self._agree(active, operations)  # even with an unchanged plan: another rank's may differ
+            self._agree(active, operations)  # even if the plan is unchanged: another rank's may have changed
         except Exception:
             if new:
                 store_optimizer.release(new)  # the other ranks have assigned no owners to these keys
@@ -177,7 +177,7 @@ class PlannedReducer(SharedReducer):
         least, most = self._ask(lambda exchange_name: agreement.extremes(self._process_set, exchange_name, own, label))
         self._hook_counts.clear()  # on all ranks
         knew, (self._copies_all, fails) = self._copies_all, (least != most).tolist()
-        # Different shapes give an error that names the parameter; the layouts differ only because of them.
+        # No warning if the shapes differ: then the layouts differ too, and an error names the parameter.
         if self._copies_all and not knew and not fails and self._process_set.rank() == 0:
             _log.warning(
                 "All gradients of %s are reduced by copying, which is slower, since they lie in other places on some "

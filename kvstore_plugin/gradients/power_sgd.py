@@ -8,8 +8,8 @@ P transposed(Q) as the mean of M. The next step begins with this Q.
 
 All workers must get the same bits. P and Q are averages, so their bits are equal. But sums of products may be rounded
 differently by another type of CPU or another number of threads. So rank 0 of the process set broadcasts its products of
-the columns of P before they are used. Everything else computed from P and Q is element-wise, which rounds alike
-everywhere.
+the columns of P before they are used. All other computations with P and Q are element-wise, and these are rounded in
+the same way on all machines.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class _State(NamedTuple):
     error : NDArray, shape (n, m)
         The part of this worker's gradients that earlier steps have left out.
     q : NDArray, shape (m, r)
-        From the last step; the same on all workers.
+        The matrix Q of the last step; the same on all workers.
     first_q : NDArray, shape (m, r)
-        Random, the same on all workers.
+        The random matrix Q of the first step; the same on all workers.
     """
 
     name: str
@@ -75,7 +75,7 @@ class _Fresh(NamedTuple):
 
 
 class _Step:
-    """The new states from a step in the buckets of a process set; called when the step's weights are updated.
+    """The new states from a step, for the buckets of a process set. Called after the step's updates.
 
     A step that fails, or whose gradients are not finite, changes no state.
     """
@@ -83,7 +83,7 @@ class _Step:
     def __init__(self, when_updated: Callable[[], None]) -> None:
         self._when_updated = when_updated
         self._fresh: list[_Fresh] = []
-        self._finite: list[NDArray] = []  # of each bucket, 1 or 0
+        self._finite: list[NDArray] = []  # for each bucket: 1 if its gradients are finite, else 0
         self._parameters: list[Parameter] = []  # a parameter of each bucket
 
     def add(self, bucket: GradientBucket, fresh: Sequence[_Fresh]) -> None:
@@ -110,7 +110,7 @@ class _Step:
 
 
 def _is_reduced(parameter: Parameter) -> NDArray:
-    """Not 0 if the gradient was reduced; 0 if its step has failed, even after the error was raised.
+    """An array: not 0 if the gradient was reduced; 0 if its step has failed, even after the error was raised.
 
     The operation that reads the gradient does not run after a failure. It precedes the fence after the updates, which
     raises the error.
@@ -127,7 +127,7 @@ def _at(context: mx.Context, flag: NDArray) -> NDArray:
 
 
 def _are_all_set(flags: Sequence[NDArray]) -> NDArray:
-    """0 if the first flag or any other is 0."""
+    """A flag that is 0 if any of these flags is 0."""
     result = flags[0]
     for flag in flags[1:]:
         both = mx.nd.zeros((1,), ctx=result.context)
@@ -148,11 +148,11 @@ def _real(array: NDArray) -> NDArray:
 class PowerSGD:
     """A communication hook that sends gradient matrices as products of two narrow matrices, with error feedback.
 
-    Pass an object to ``DistributedTrainer(..., communication_hook=PowerSGD())``, and another object to each trainer. A
-    gradient of shape (n, ...) with n * m elements needs (n + m) * rank numbers, and rank * rank numbers of float64.
-    Gradients of one dimension, and gradients that would need more numbers than they have, are averaged as they are. The
-    difference between a gradient and its product is kept, and added to the gradient of the next step. This takes as
-    much memory as the gradients, and twice as much within a step. This state changes when the trainer updates the
+    Pass a separate object to each trainer: ``DistributedTrainer(..., communication_hook=PowerSGD())``. For a gradient
+    of shape (n, ...) with n * m elements, workers send (n + m) * rank numbers, and rank * rank numbers of float64.
+    Gradients of one dimension, and gradients that have fewer numbers than this, are averaged without compression. The
+    difference between a gradient and its product is kept, and added to the gradient of the next step. This state takes
+    as much memory as the gradients, and twice as much within a step. It changes when the trainer updates the
     parameters. So a step that fails, that AMP skips or that has a gradient which is not finite changes no state.
 
     Parameters
@@ -160,7 +160,7 @@ class PowerSGD:
     rank : int, optional
         The number of columns, at least 1.
     seed : int, optional
-        Of the random matrices in the first step. The same on all workers.
+        Seed of the random matrices in the first step. Must be the same on all workers.
 
     Raises
     ------
@@ -188,13 +188,13 @@ class PowerSGD:
         self.seed = whole_number("seed", seed, 0)
         self._states: weakref.WeakKeyDictionary[Parameter, _State] = weakref.WeakKeyDictionary()
         self._generation = 0
-        self._loaded: dict[str, np.ndarray] = {}  # by their names in save_states()
-        self._checks_loaded = False  # until the first update: each state must have been loaded, and used
+        self._loaded: dict[str, np.ndarray] = {}  # arrays from load_states() that are not yet used
+        self._checks_loaded = False  # True from load_states() to the first update: the file must have each state
 
     def __call__(self, bucket: GradientBucket) -> None:
         """Reduce a bucket. Returns at once."""
-        if self._generation != process.generation:  # the ranks may have changed, and their matrices differ
-            self._checks_loaded &= not self._states  # otherwise the loaded states have been used
+        if self._generation != process.generation:  # after a new init(), ranks may have different matrices
+            self._checks_loaded &= not self._states  # if there are states, the loaded arrays were used
             self._states.clear()
             self._generation = process.generation
         plain, matrices = [], []
@@ -216,7 +216,7 @@ class PowerSGD:
             "process_set": bucket.process_set,
             "priority": bucket.priority,
         }
-        factor = bucket.scale * size  # from means to the trainer's scale
+        factor = bucket.scale * size  # converts means to the trainer's scale
         left = [mx.nd.dot(matrix.values, matrix.state.q) for matrix in matrices]
         grouped_allreduce_([*left, *plain], **how)
         for gradient in plain if factor != 1.0 else ():
@@ -230,7 +230,7 @@ class PowerSGD:
     def _reduce(
         self, bucket: GradientBucket, matrices: Sequence[_Matrix], left: Sequence[NDArray], factor: float, how: dict
     ) -> list[_Fresh]:
-        """The second half, for matrices with the same number of columns. `left`: the averages of P."""
+        """Average Q and set the gradients, for matrices with the same number of columns. `left`: the averages of P."""
         basis = _Basis(left, bucket)
         right = [mx.nd.dot(matrix.values, p, transpose_a=True) for matrix, p in zip(matrices, basis.columns)]
         grouped_allreduce_(right, **how)
@@ -300,7 +300,7 @@ class PowerSGD:
     def save_states(self, fname: str) -> None:
         """Write this worker's state to a file, atomically. Waits for the steps so far.
 
-        Each worker has another state, so each needs its own file, in addition to the trainer's save_states().
+        Workers have different states, so each worker needs a separate file, in addition to the trainer's states.
 
         Parameters
         ----------
@@ -320,15 +320,16 @@ class PowerSGD:
         atomic_file.write(fname, fill)
 
     def load_states(self, fname: str) -> None:
-        """Load a state that save_states() has written on the worker with this rank; used from the next step on.
+        """Load a state that save_states() has written on the worker with this rank. The next step uses it.
 
-        The next step raises a ValueError if the file has no state of a gradient, or a state of another shape: the file
-        is of another network or of another `rank`. States of missing gradients are ignored with a warning.
+        The next step raises a ValueError if the file has no state for a gradient, or a state of another shape: the file
+        belongs to another network or to another `rank`. If the file has states for gradients that the trainer does not
+        compress, they are ignored with a warning.
 
         Raises
         ------
         OSError, ValueError
-            The file cannot be read, or is of another program.
+            The file cannot be read, or save_states() has not written it.
         """
         with np.load(fname, allow_pickle=False) as file:
             loaded = {key: file[key] for key in file.files}
@@ -345,7 +346,7 @@ class PowerSGD:
         return values
 
     def __getstate__(self) -> dict:
-        # A copy of a trainer has other Parameters, of the same names.
+        # A copy of a trainer has new Parameters with the same names, so the copy finds its states by name.
         loaded = {"_loaded": self._values(), "_checks_loaded": self._checks_loaded}
         return {"rank": self.rank, "seed": self.seed, **loaded}
 
@@ -367,7 +368,7 @@ class _Basis:
     columns : list of NDArray
         Of the shapes of the matrices. A column that depends on the columns before it is replaced by zeros.
     dropped : NDArray of float64, shape (number of matrices, columns)
-        1 for such a column, otherwise 0.
+        1 for a column that was replaced by zeros, otherwise 0.
     """
 
     def __init__(self, left: Sequence[NDArray], bucket: GradientBucket) -> None:
@@ -431,7 +432,7 @@ def _sum(terms: Sequence[NDArray]) -> NDArray:
 
 
 def _combined(matrix: NDArray, factors: Sequence[NDArray], number: int) -> NDArray:
-    """A sum of the first columns of a matrix, times the factors of the matrix with this number."""
+    """The sum of the first columns of a matrix, each times its factor for the matrix with this number."""
     return _sum([mx.nd.broadcast_mul(_column(matrix, at), _row(factor, number)) for at, factor in enumerate(factors)])
 
 

@@ -1,7 +1,7 @@
 """The interface of the objects that reduce a trainer's gradients, and their common base.
 
-A trainer has a reducer for its dense and one for its row_sparse gradients in each process set, and one for its local
-parameters.
+In each process set a trainer has a reducer for its dense gradients and a reducer for its row_sparse gradients. Another
+reducer sums the gradients of its local parameters.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ UPDATE_REFUSED = (
 
 
 class Comparing(enum.Enum):
-    """The use of compare() after allreduce()."""
+    """Whether compare() is called after allreduce(), and where."""
 
-    NOTHING = 0  # it is not called
-    STEP = 1  # in step(): it sums a number; the workers' steps were compared already
+    NOTHING = 0  # compare() is not called
+    STEP = 1  # in step(), only to sum a number: the sums of the gradients have compared the workers' steps
     UPDATE = 2  # in update(), which the user calls
 
 
 class Reducer:
-    """Reduces the gradients of some parameters of one trainer. Its methods are no-ops if no other worker takes part.
+    """Reduces the gradients of some parameters of one trainer. Most methods of this base class are no-ops.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Reducer:
     fences : sequence of Fence
         Fences after the updates that each worker makes itself; see step_guard.py.
     is_due : bool
-        Whether compare() was not called after the last allreduce() that announced it.
+        Whether compare() must still be called after the last allreduce().
     """
 
     have_values: Sequence[Parameter] = ()
@@ -67,10 +67,10 @@ class Reducer:
         ----------
         ignore_stale : bool
             A stale gradient (no backward has written it since the last update) counts as zeros, or as no rows. A
-            parameter that is stale on all workers is left alone. A parameter that is fresh on some worker is fresh on
-            all afterwards.
+            gradient that is stale on all workers is not reduced. A gradient that is fresh on some worker is marked as
+            fresh on all workers.
         label : str
-            Further text that must be equal in the step on all ranks.
+            Text that must be equal on all ranks in this step.
         compares : Comparing
             Whether compare() follows, and in which method.
 
@@ -110,9 +110,9 @@ class Reducer:
         """Refuse the turn of compare(): the other ranks' update fails with the reason."""
 
     def pieces(self, only_fresh: bool) -> list[Piece]:
-        """This worker's share of the dense gradients, for the global norm; with `only_fresh` without stale ones.
+        """This worker's share of the dense gradients, for the global norm, in the order in which backward writes them.
 
-        In the order in which backward writes them.
+        With `only_fresh`, without stale gradients.
         """
         return []
 
@@ -125,14 +125,14 @@ class Reducer:
         return False
 
     def squares_of_rows(self, only_fresh: bool) -> float:
-        """The sum of squares of the row_sparse gradients, on one worker of the process set; 0.0 on the others."""
+        """The sum of squares of the row_sparse gradients, on one worker of the process set; 0.0 on other workers."""
         return 0.0
 
     def scale_rows(self, factor: float) -> None:
         """Multiply the row_sparse gradients of the last squares_of_rows() by a factor."""
 
     def refuse_update(self, reason: str) -> None:
-        """Refuse updates that allreduce() has begun and update() has not made, so that no rank waits for them."""
+        """Refuse updates that allreduce() has begun and update() has not completed, so that no rank waits for them."""
 
     def drop_updates(self) -> None:
         """Leave out the updates that allreduce() has begun. All workers must do so."""
@@ -171,8 +171,8 @@ class Reducer:
 class WeakMethod:
     """Calls a method of an object without keeping the object alive; a no-op after the object's end.
 
-    A trainer has reducers, which call the trainer: references to its methods would be cycles. A dropped trainer, with
-    its buckets, would live until the garbage collector runs.
+    A trainer refers to its reducers, which call methods of the trainer. Ordinary references to these methods would
+    create cycles: an unused trainer, with its buckets, would live until the garbage collector runs.
     """
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -193,14 +193,14 @@ class Task(NamedTuple):
     Attributes
     ----------
     scope : str
-        Begins the names of all operations, for example ``'trainer0'``.
+        Prefix of the names of all operations, for example ``'trainer0'``.
     named : sequence of Named
         Parameters with names that are the same on all ranks. Parameters near the network's input get a higher
         priority: the next forward pass needs them first.
     reduction : Reduction
         How gradients are reduced, the same on all ranks.
     when_moved : callable
-        Called without arguments when parameters may have new arrays, before these are read.
+        Called without arguments when parameters may have new arrays, before the reducer reads the arrays.
     keys : dict of int
         The key of each parameter in the optimizer on the store, by the parameter's id().
     """
@@ -222,13 +222,13 @@ class SharedReducer(Reducer):
         self._when_moved = task.when_moved
         self._process_set = task.reduction.process_set
         self._parameters = [parameter for _, parameter in self._named]
-        # Each parameter's number of initializations when all ranks last had values.
+        # How often each parameter had been initialized when the last check found values on all ranks.
         self._times = [deferred_init.times(parameter) for parameter in self._parameters]
         self._comparison = Comparison(self._process_set)
-        self._summed: tuple[Squares, Callable[[int], None]] | None = None  # the sum, and its setter
+        self._summed: tuple[Squares, Callable[[int], None]] | None = None  # the number to sum, and its setter
 
     def _names(self) -> list[str]:
-        """Names of the operations that the other ranks expect next from this rank; exchanges go under the first."""
+        """Names of the operations that the other ranks expect next from this rank. Exchanges use the first name."""
         raise NotImplementedError
 
     def _compared(self) -> tuple[list[NDArray], int]:
@@ -236,7 +236,7 @@ class SharedReducer(Reducer):
         raise NotImplementedError
 
     def _has_met(self) -> bool:
-        """Whether all ranks have had values of all parameters that need gradients in an earlier step."""
+        """Whether in an earlier step all ranks have had values of all parameters that need gradients."""
         raise NotImplementedError
 
     @property
@@ -249,7 +249,8 @@ class SharedReducer(Reducer):
         self._summed = squares, add_up
 
     def compare(self, label: str) -> None:
-        # The comparison takes the turn of the preceding allreduce(), or without one the name of the first operation.
+        # After allreduce(), the comparison takes the turn of allreduce()'s first operation. Otherwise it takes the next
+        # turn of this operation's name.
         name = self._names()[0]
         own, turn_of = (f"{name}/update", name) if self.is_due else (name, "")
         squares = None
@@ -315,7 +316,7 @@ class SharedReducer(Reducer):
     def _check_values(self) -> None:
         """Raise an error on all ranks if a parameter has values on some ranks only, or needs a gradient without values.
 
-        All ranks meet for this check in the first step and after parameters were initialized, which all ranks do.
+        All ranks make this check together, in the first step and after all ranks have initialized parameters.
         """
         process.rank()  # raises after shutdown()
         process_sets.check(self._process_set)  # it may have been removed
@@ -346,7 +347,7 @@ class SharedReducer(Reducer):
         self._times = times
 
     def redefer(self, reason: str) -> None:
-        """Before the first step, defer parameters again if some rank has no values of them, on all ranks alike."""
+        """Before the first step: make parameters deferred again, on all ranks, if some rank has no values of them."""
         if not self._has_met():
             deferred_init.redefer(self._parameters, self._times, self.have_values, reason)
 

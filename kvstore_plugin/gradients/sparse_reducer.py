@@ -1,7 +1,7 @@
 """Reduces the row_sparse gradients of one trainer. `DenseReducer` reduces the dense gradients.
 
-collectives/row_sparse.py reduces them. In every step the workers tell each other how many rows each gradient has. This
-exchange also shows whether the workers' steps are alike, and which worker has used which parameter.
+collectives/row_sparse.py sums the rows. In every step the workers tell each other how many rows each gradient has. This
+exchange also shows whether the workers take the same step, and which worker has used which parameter.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SparseReducer(SharedReducer):
         self._name = f"{task.scope}/sparse"
         self._gradients = [_Gradient(item.name, item.value, task.keys[id(item.value)]) for item in task.named]
         self._to_update: list[tuple[RowUpdate, Rows]] = []
-        self._counted: list[Parameter] = []  # in the norm of this step, if each worker updates all parameters
+        self._counted: list[Parameter] = []  # parameters in this step's norm, if each worker updates all parameters
         self._workspace = row_sparse.Workspace(self._process_set)
         self._priority = max(-item.position for item in task.named)
         self._all_have_values = False  # all ranks had values of all parameters that need gradients in an earlier step
@@ -147,8 +147,8 @@ class SparseReducer(SharedReducer):
         return RowUpdate(store_optimizer, f"{self._name}/{one.label}", one.key, weights, self._priority)
 
     def _names(self) -> list[str]:
-        # The operations of allreduce() have other names than its exchange, so the exchange has the last turn under its
-        # name until the next step.
+        # The sums of allreduce() have other names than its exchange. So until the next step, the exchange has the last
+        # turn of its name.
         return [self._name]
 
     def _compared(self) -> tuple[list[NDArray], int]:
@@ -160,7 +160,7 @@ class SparseReducer(SharedReducer):
         return self._all_have_values
 
     def has_begun(self) -> bool:
-        # The ranks meet in each step, so no rank can push a step alone; only update() does not wait.
+        # In each step the ranks wait for each other, so no rank can begin a step alone. Only update() does not wait.
         return self._has_begun
 
     def share_freshness(self) -> None:

@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 def share_of(gradients: Sequence[NDArray], rank: int, size: int) -> list[Piece]:
-    """One of `size` shares of the elements of gradients."""
+    """The elements of gradients that belong to rank `rank`, if they are divided equally among `size` ranks."""
     total = sum(gradient.size for gradient in gradients)
     first, last = total * rank // size, total * (rank + 1) // size
     pieces, begin = [], 0
@@ -46,7 +46,7 @@ class Squares:
     Parameters
     ----------
     process_set : ProcessSet or None
-        None: no other worker takes part.
+        None: the number is not summed over workers.
     """
 
     def __init__(self, process_set: ProcessSet | None) -> None:
@@ -55,12 +55,12 @@ class Squares:
 
     @property
     def buffer(self) -> Any:
-        """The memory of the number in the host's segment; None if no other worker takes part."""
+        """The memory of the number in the host's segment; None without a process set."""
         return self._memory()[0]
 
     @property
     def array(self) -> NDArray:
-        """The number, of float64 and shape (1,), in `buffer` if there is one. Another array after a new start."""
+        """The number, of float64 and shape (1,), in `buffer` if it is not None. A new array after another init()."""
         return self._memory()[1]
 
     def _memory(self) -> tuple[Any, NDArray]:
@@ -75,12 +75,12 @@ class Squares:
     def add_up(self, pieces: Sequence[Piece], more: float, priority: int) -> None:
         """Set the number to `more` plus the sum of squares of the pieces. Returns at once.
 
-        The first pieces are read while the reduction of later ones is under way.
+        MXNet's engine reads the first pieces while it still reduces later gradients.
 
         Raises
         ------
         RuntimeError
-            A gradient is not of floating-point numbers. The number is undefined then.
+            A gradient does not consist of floating-point numbers. Then the number is undefined.
         """
         squares = self.array.handle.value
         here = [piece for piece in pieces if not arrays.on_gpu(piece.gradient)]

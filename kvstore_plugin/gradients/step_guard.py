@@ -1,8 +1,8 @@
-"""Guards of a trainer's step: if it fails here, the guards tell the other workers, or record the failure.
+"""Guards of a trainer's step: if the step fails on this worker, they tell the other workers, or record the failure.
 
-`StepGuard` wraps a whole step: the other workers count it, so this worker counts it too. `updates` wraps the updates of
-a step: if they fail on this worker alone, its weights differ from then on, and the next step fails on all workers.
-`check_fresh` precedes the sums of a step: a stale gradient fails the step on all workers.
+`StepGuard` wraps a whole step: other workers count a failed step, so this worker counts it too. `updates` wraps the
+updates of a step: if they fail on this worker alone, its weights differ from those of the other workers, so the next
+step fails on all workers. `check_fresh` is called before the sums: a stale gradient fails the step on all workers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .reducer import Reducer
 
 
 class StepGuard:
-    """Context manager of a trainer's step or update. If it fails, this worker counts the update that others may count.
+    """Context manager of a trainer's step. If the step fails, this worker counts an update, as other workers may do.
 
     A class, since a generator-based context manager costs more calls in every step.
 
@@ -80,7 +80,7 @@ def updates(trainer: gluon.Trainer | None, reducers: Sequence[Reducer]) -> Itera
                 fence.begin()
         try:
             yield
-        except MXNetError:  # of a sum, which all workers get, or of this worker's update: only the fence can tell
+        except MXNetError:  # the fence finds out whether a sum has failed, on all workers, or this worker's update
             for reducer in reducers:
                 for fence in reducer.fences:
                     fence.push(broken=True)
@@ -115,7 +115,7 @@ def check_fresh(params: Iterable[Parameter], refuse: Callable[[str], None] = lam
         if parameter.grad_req == "null":
             continue
         if parameter._data is None:
-            return  # missing values are an error of their own
+            return  # another check raises the error for missing values
         for weight in parameter._data:
             if not weight._fresh_grad:
                 stale = stale or parameter

@@ -8,7 +8,7 @@ decision. This file handles the exceptions:
 - The optimizer runs in the store or in a DistributedOptimizer: weights are updated before AMP checks, or gradients are
   reduced after AMP's check. Such a gluon.Trainer raises an error when it is passed to AMP.
 - The optimizer of a DistributedTrainer is divided over the workers (`update_on_kvstore=True`), so no worker has all
-  averaged gradients. The workers add up squares, like the global norm: the sum is finite if all gradients are.
+  averaged gradients. The workers add up squares, as in the global norm: the sum is finite if all gradients are.
 - A DistributedTrainer has parameters that are not reduced over all its workers: the workers exchange the results of
   their checks.
 
@@ -51,7 +51,7 @@ def _is_on() -> bool:
 
 @functools.lru_cache(maxsize=None)
 def _loses_added_gradients() -> bool:
-    """Whether the gradient of a layer that AMP casts is lost."""
+    """Whether AMP loses the gradient of a layer with grad_req 'add', found out with a small layer."""
     with contextlib.suppress(MXNetError):  # no layers of this type on a CPU, so no gradients are lost
         one, weight = mx.nd.ones((1, 1)), mx.nd.ones((1, 1))
         weight.attach_grad("add")
@@ -66,7 +66,7 @@ _loses_added_gradients.has_warned = False
 
 
 def skips_step(trainer: gluon.Trainer, workers: TrainerWorkers) -> bool:
-    """Whether a gradient on some worker is infinite or NaN. Adapts AMP's scale on all workers. Collective; waits.
+    """Whether a gradient on some worker is infinite or NaN. Adapts AMP's scale. Collective; waits for all workers.
 
     Parameters
     ----------
@@ -81,14 +81,14 @@ def skips_step(trainer: gluon.Trainer, workers: TrainerWorkers) -> bool:
 
 
 def skips_after(trainer: gluon.Trainer, overflows: bool) -> bool:
-    """Whether AMP skips a step with or without overflow, the same on all workers. Adapts AMP's scale."""
-    # The scaler reads only the first gradient of each parameter, so a stand-in can carry all workers' result.
+    """Whether AMP skips a step. `overflows`: the result of all workers' checks. Adapts AMP's scale."""
+    # The scaler reads the first gradient of each parameter, so a substitute for a parameter can carry this result.
     return trainer._amp_loss_scaler.has_overflow([_Finding(overflows)])
 
 
 @contextlib.contextmanager
 def without_scaler(trainer: gluon.Trainer) -> Iterator[None]:
-    """Update without the trainer's own check for overflow."""
+    """Context manager in which the trainer's update does not check for overflow."""
     scaler = vars(trainer).pop("_amp_loss_scaler")
     try:
         yield
@@ -97,7 +97,7 @@ def without_scaler(trainer: gluon.Trainer) -> Iterator[None]:
 
 
 class _Finding:
-    """Stand-in for a parameter whose gradient is infinite or zero."""
+    """Substitute for a parameter, with a gradient that is infinite or zero."""
 
     def __init__(self, overflows: bool) -> None:
         value = [float("inf") if overflows else 0.0]

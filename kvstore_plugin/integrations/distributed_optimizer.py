@@ -30,11 +30,12 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     For ``Module.fit(optimizer=..., kvstore=None)``, for ``gluon.Trainer(params, optimizer, kvstore=None)``, and
     wherever else MXNet takes an optimizer; with Gluon, `DistributedTrainer` is faster. Broadcast the parameters first
     (`broadcast_parameters`). Gradients are averaged in place, over the workers, not over the devices of a worker. The
-    first update waits for the other workers, later ones return at once. All workers must first use their optimizers in
-    the same order, and update each index equally often, in any order.
+    first update waits for the other workers; later updates return at once. If a program has several such optimizers,
+    their first updates must have the same order on all workers. All workers must update each index equally often, in
+    any order.
 
-    Attributes are read from and written to the wrapped optimizer. So `rescale_grad` is that of a single worker: one
-    divided by the worker's own batch size.
+    Attributes are read from and written to the wrapped optimizer. So `rescale_grad` must have the value for a single
+    worker: 1 divided by this worker's batch size.
 
     Parameters
     ----------
@@ -44,9 +45,9 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         Finite and above 0. As for `DistributedTrainer`, it does not change the mean.
     num_groups : int, optional
         The number of groups in which the gradients of one update() are reduced. Groups have equally many gradients, in
-        the order of their indices, and each is reduced by one operation. With 0, or if update() gets a single index,
-        each gradient is reduced alone. With groups, all workers must give update() the same lists of indices, in any
-        order.
+        the order of their indices, and one operation reduces each group. With 0, or if update() gets a single index,
+        one operation reduces each gradient. With groups, all workers must give update() the same lists of indices, in
+        any order.
     process_set : ProcessSet, optional
         The workers that train together. A worker outside the set updates from its own gradients.
 
@@ -66,7 +67,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     >>> trainer.step(len(images))
     """
 
-    averages_gradients = True  # the store rejects such an optimizer, since it sums gradients itself
+    averages_gradients = True  # the store rejects such an optimizer, since the store sums gradients
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         Parameters
         ----------
         index : int or str, or a list of them
-            MXNet's index of the weight. The workers' gradients are matched by it.
+            MXNet's index of the weight. Gradients of different workers are matched by this index.
         weight, grad : NDArray, or a list of them
             Weights and gradients; dense.
         state : object, or a list of them
@@ -106,7 +107,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         ------
         TypeError, ValueError
             A gradient is sparse, or is on a GPU without a CUDA runtime that the core can use, or the process set was
-            removed. The other workers get an MXNetError in the gradient.
+            removed. On the other workers the gradient carries an MXNetError.
         """
         self._mean.replace(index, grad)
         self._optimizer.update(index, weight, grad, state)
@@ -151,7 +152,7 @@ def note_order(optimizer: Any, trainer: gluon.Trainer, params: Any) -> None:
 
 
 def check_not_averaging(optimizer: Any, whose: str) -> None:
-    """Raise a ValueError for a DistributedOptimizer together with the store 'mykv', in `whose` arguments."""
+    """Raise a ValueError if `optimizer` is a DistributedOptimizer. `whose`: the caller, which uses the store 'mykv'."""
     if isinstance(optimizer, DistributedOptimizer):
         raise ValueError(
             f"{whose} has a DistributedOptimizer, which averages gradients, and the store 'mykv', which would sum them "
@@ -174,7 +175,7 @@ class _Mean:
     def __init__(self, process_set: ProcessSet, num_groups: int, first_use: operation_names.FirstUse) -> None:
         self.process_set = process_set
         self.num_groups = num_groups
-        self.order = naming.Order()  # of a gluon.Trainer's parameters
+        self.order = naming.Order()  # the order of a gluon.Trainer's parameters
         self._other_orders = ""  # the error, if the members' orders differ
         self._first_use = first_use
 
@@ -193,7 +194,7 @@ class _Mean:
         """Replace the gradient of an index, or the gradients of a list of indices."""
         if not self.process_set.included():
             process.rank()  # raises after shutdown()
-            check_is_added(self.process_set)  # it may have been removed
+            check_is_added(self.process_set)  # raises an error if the set was removed
             return
         if self._first_use.is_due():
             self._meet()

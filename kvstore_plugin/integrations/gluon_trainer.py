@@ -1,7 +1,7 @@
 """Patches of gluon.Trainer for the store 'mykv': gradients in shared memory, and errors on all workers.
 
-MXNet's Trainer calls the store once for each parameter. Here its gradients are reduced like those of a
-DistributedTrainer (gradients/dense_reducer.py): in place if they are in shared memory, several by one operation.
+MXNet's Trainer calls the store once for each parameter. This module reduces the Trainer's gradients like those of a
+DistributedTrainer (gradients/dense_reducer.py): in place if they are in shared memory, and several by one operation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from . import amp, separate_steps
 from .distributed_optimizer import check_not_averaging, note_order
 
 _ANOTHER_STORE = "another store than 'mykv'"
-_RECORD = "_record_of_mykv"  # a Trainer's attribute
+_RECORD = "_record_of_mykv"  # the attribute of a Trainer that holds its _Record
 _CALL = "the first step of a gluon.Trainer"
 _SAME_ORDER = "Make all Trainers, and take their first steps, in the same order on all workers."
 _EARLIER = "A Trainer may be older than the import of this package. "
@@ -47,19 +47,19 @@ class _Record:
     """The state of a Trainer with the store 'mykv'."""
 
     def __init__(self) -> None:
-        self.of_store: dict[str, Any] = {}  # its attributes for the store, once its parameters are in the store
-        self.memory: GradientMemory | None = None  # of its gradients
+        self.of_store: dict[str, Any] = {}  # the Trainer's attributes for the store; empty before it has the store
+        self.memory: GradientMemory | None = None  # the memory of the Trainer's gradients
         self.reducer: DenseReducer | None = None
-        self.first_use: FirstUse | None = None  # counted at creation, since first steps come in any order
-        self.kept: KeptNames | None = None  # since the first step
+        self.first_use: FirstUse | None = None  # counted at creation, since first steps may have any order
+        self.kept: KeptNames | None = None  # set in the first step
         self.order = Order()
-        self.has_met = False  # in the first step
-        self.scope: str | None = None  # of the reducer's operations
-        self.generation = 0  # of the reducer
+        self.has_met = False  # whether _meet() has succeeded
+        self.scope: str | None = None  # the prefix of the names of the reducer's operations
+        self.generation = 0  # process.generation when the reducer was created
         self.losses = 0  # process.losses when the reducer was created
         self.is_stepping = False
         self.is_counted = False  # allreduce_grads() has failed here, and this worker has counted the update
-        self.ignores_stale = False  # the current step
+        self.ignores_stale = False  # whether the current step ignores stale gradients
 
     def __getstate__(self) -> dict:
         """The state of a copied Trainer: it has other Parameters and reduces their gradients separately."""
@@ -67,7 +67,8 @@ class _Record:
 
 
 def _record(trainer: gluon.Trainer) -> _Record:
-    # An attribute: a registry would keep the trainer alive, since Parameters know their trainer in MXNet 1.9.
+    # Records are attributes of Trainers: a global registry would keep Trainers alive, since in MXNet 1.9 a record's
+    # Parameters refer to their Trainer.
     record = vars(trainer).get(_RECORD)
     return vars(trainer).setdefault(_RECORD, _Record()) if record is None else record
 
@@ -120,7 +121,7 @@ def _init(
         note_order(optimizer, self, params)
         return
     check_not_averaging(optimizer, "gluon.Trainer")
-    # MXNet 2.0 refuses True for an optimizer that takes several parameters in one call.
+    # MXNet 2.0 rejects update_on_kvstore=True for an optimizer that takes several parameters in one call.
     told = None if update_on_kvstore else update_on_kvstore
     original(self, params, optimizer, optimizer_params, kvstore, compression_params, told)
     if update_on_kvstore:
@@ -155,7 +156,8 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
                 "kvstore_plugin.DistributedTrainer(params, optimizer, optimizer_params) in its place, without kvstore."
             )
         if _record(self).kept is not None and not isinstance(self._kvstore_params["kvstore"], MyKV):
-            # Named after the Trainer: threads may take the first steps of several Trainers at the same time.
+            # The Trainer gives the store its name. A count of stores would not be the same on all workers, since
+            # threads may take the first steps of several Trainers at the same time.
             self._kvstore_params["kvstore"] = store_named(f"{_record(self).scope}/store", global_process_set)
     original(self)
     if isinstance(self._kvstore, MyKV):
@@ -164,7 +166,7 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
         _record(self).of_store = {name: vars(self)[name] for name in names}
         if not self._update_on_kvstore:
             traits.warn_of_noise(self._optimizer, self._kvstore.size)
-        _reducer_of(self)  # the names of operations need the same order on all workers, which this call has
+        _reducer_of(self)  # created here, in the same order on all workers: its operations' names contain a count
         deadlock_check.register(self, _awaited_by, _refuse_awaited)
 
 
@@ -172,15 +174,15 @@ def _meet(trainer: gluon.Trainer) -> None:
     """Wait for the other workers' first step.
 
     Raises an error on all workers if a Parameter has no values on one of them, or their orders of Parameters differ.
-    Without the store, which MXNet creates from the values, a worker could not tell the others that it cannot take the
-    step.
+    MXNet creates the store from the values. So without this exchange, a worker without values could not tell the other
+    workers that it cannot take the step.
     """
     process_set = _process_set_of(trainer)
     if _record(trainer).has_met or not process_set.included():
         return
     params = trainer._params
     record = _record(trainer)
-    if record.first_use is None:  # a copy, or older than the import of this package
+    if record.first_use is None:  # the Trainer is a copy, or older than the import of this package
         record.first_use = _first_use(trainer)
     missing = next((number for number, one in enumerate(params) if one._data is None), len(params))
     held = agreement.digest([f"{parameter.shape} {arrays.dtype_name(parameter.dtype)}" for parameter in params])
@@ -310,7 +312,7 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
         self._check_and_rescale_grad(self._scale / batch_size)
         ignore_stale_grad = bool(ignore_stale_grad)
     except Exception as error:
-        wrong = error  # raised below: without a store the other workers cannot be told yet
+        wrong = error  # raised below, since this worker needs the store to tell the other workers
     if not self._kv_initialized:
         self._init_kvstore()
     if self._params_to_init:
@@ -356,12 +358,12 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
         _compare(self, reducer, ignore_stale_grad)
     with step_guard.updates(self if record.of_store else None, [reducer] if updates_here else ()):
         original(self, ignore_stale_grad)
-    if not updates_here and self._update_on_kvstore:  # MXNet leaves the flags, and stale gradients would count as fresh
+    if not updates_here and self._update_on_kvstore:  # MXNet does not mark gradients as stale here
         trainer_state.mark_stale(self._params)
 
 
 def _compare(trainer: gluon.Trainer, reducer: DenseReducer, ignore_stale: bool) -> None:
-    """Make update() outside of step() fail on all workers if their updates differ, or a gradient is stale on one."""
+    """Make update() outside of step() fail on all workers if updates differ, or a gradient is stale on some worker."""
     with StepGuard(trainer, [reducer]):
         try:
             label = _label(trainer, "an update")
@@ -387,7 +389,7 @@ def _compare(trainer: gluon.Trainer, reducer: DenseReducer, ignore_stale: bool) 
 def _load_states(original: Callable, self: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
     with _states_without_store(self):
         original(self, *args, **kwargs)
-    if not self._update_on_kvstore:  # the store's call is collective
+    if not self._update_on_kvstore:  # if it updates on the store, all workers have loaded the states together
         load_tracking.note(self._params)
         trainer_state.continue_counts(self)
 
@@ -472,7 +474,7 @@ def _reducer_of(trainer: gluon.Trainer) -> DenseReducer:
         named = named_parameters(trainer._params)
         when_moved = functools.partial(amp.warn_of_added_gradients, trainer._params)
         # All workers arrive here in the first steps of their Trainers.
-        record.scope = record.scope or store._next_scope("trainer")  # set up without a step, by load_states()
+        record.scope = record.scope or store._next_scope("trainer")  # new if load_states() has set up the store
         record.reducer = DenseReducer(Task(record.scope, named, reduction, when_moved, keys), memory)
         record.reducer.watch_batches()
         record.reducer.factor_of_sums = functools.partial(_factor_of_sums, weakref.ref(trainer))
@@ -490,7 +492,7 @@ def _factor_of_sums(reference: weakref.ref) -> str | None:
 
 
 def _resume(trainer: gluon.Trainer, record: _Record) -> None:
-    """Meet the workers of a new init(), at the first use of a Trainer with a store after it. Collective."""
+    """Attach a Trainer with a store to the workers of a new init(), at its first use after init(). Collective."""
     if record.reducer is None or record.generation == process.generation:
         return
     if record.losses != process.losses:
@@ -530,5 +532,5 @@ def _refuse_and_count(trainer: gluon.Trainer, refuse: Callable[[str], None], rea
 
 
 def _store_of(trainer: gluon.Trainer) -> MyKV:
-    """The store of a Trainer, which MXNet drops in load_parameters(); a copied Trainer has only our attribute."""
+    """The store of a Trainer. MXNet drops a Trainer's store in load_parameters() and in copies; the record keeps it."""
     return (_record(trainer).of_store or vars(trainer))["_kvstore"]

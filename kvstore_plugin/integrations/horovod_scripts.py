@@ -1,7 +1,7 @@
 """Detects scripts written for Horovod, and warns about differences.
 
 Such a script imports this package by ``import kvstore_plugin as hvd``, or by a module ``horovod.mxnet`` that re-exports
-it. If a call differs from Horovod's, and training would change silently, a warning tells.
+it. If a call differs from Horovod's so that training would change silently, this module logs a warning.
 """
 
 from __future__ import annotations

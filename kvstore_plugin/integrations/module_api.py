@@ -26,13 +26,13 @@ _ANOTHER_STORE = "another store than 'mykv'"
 class ModuleStore(MyKV):
     """A view of a store with a type that Module recognizes as a synchronous store of several workers.
 
-    It shares the attributes of the store, so that the two always have the same state. gluon.Trainer must not see this
-    type: with such a store it would reject changes of the learning rate or the parameters.
+    The view shares the attributes of the store, so that both always have the same state. gluon.Trainer must not see
+    this type: with such a store it would reject changes of the learning rate or the parameters.
 
     Parameters
     ----------
     store : MyKV
-        The store whose attributes it shares.
+        The store whose attributes the view shares.
     """
 
     def __init__(self, store: MyKV) -> None:
@@ -46,7 +46,9 @@ class ModuleStore(MyKV):
     def begin_training(
         self, param_arrays: Any, arg_params: dict, param_names: list[str], update_on_kvstore: bool
     ) -> None:
-        """Copy the weights of rank 0 to all workers, in every executor and in the Module's own copy. Waits for all.
+        """Copy the weights of rank 0 to all workers, to every executor and to the Module's own copy.
+
+        Waits for all workers.
 
         Parameters
         ----------
@@ -76,15 +78,15 @@ class ModuleStore(MyKV):
                 self.init(name, value)
 
     def agree_on_rescaling(self, module: Any, is_modules_own: bool) -> None:
-        """Make all workers multiply the sum of gradients by the same factor. Waits for all.
+        """Make all workers multiply the sum of gradients by the same factor. Waits for all workers.
 
         Parameters
         ----------
         module : Module
             A Module with an optimizer.
         is_modules_own : bool
-            Whether Module has computed rescale_grad. It may then be computed again for workers with unequal batches,
-            for example with unequal numbers of devices: as one divided by the sum of all batch sizes.
+            Whether Module has computed rescale_grad. If so on all workers, and the factors differ because batch sizes
+            differ (for example with unequal numbers of devices), rescale_grad becomes 1 / the sum of all batch sizes.
 
         Raises
         ------
@@ -166,8 +168,8 @@ def _init_optimizer(
         check_not_averaging(optimizer, "Module")
     had_one = self.optimizer_initialized
     if isinstance(kvstore, MyKV) and kvstore._optimizer is not None and not had_one:
-        # A SequentialModule passes one store to all its Modules, which holds the optimizer of the first. The other
-        # Modules get their own stores, as if they were given the store's name.
+        # A SequentialModule passes the same store to all its Modules. The store holds the first Module's optimizer. So
+        # each other Module gets a new store, as if it had been given the store's name.
         wire, kvstore = kvstore._wire, MyKV(kvstore._process_set)
         kvstore._wire = wire
     original(self, kvstore, optimizer, optimizer_params, force_init)

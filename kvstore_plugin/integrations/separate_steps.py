@@ -23,7 +23,7 @@ def note(trainer: gluon.Trainer) -> None:
     if steps % _STEPS == 0:
         # Python may be many steps ahead of the engine, so pushed operations count too.
         operations = process.core.pushed_operations(), process.operations()
-        # In a program that has trained together, this trainer trains alone on purpose, such as in a comparison.
+        # If the workers have trained together by another trainer, this trainer trains alone on purpose.
         if operations == before and not process.core.statistics()["steps"]:
             _told = True
             training_warnings.warn(

@@ -1,8 +1,8 @@
 """Batch normalization on numpy arrays, in two steps: the sums over the batch, and the results from the sums.
 
 Between the steps the sums of several processes can be added. Arrays have the shape (outer, channels, inner); any array
-with a channel axis can be reshaped to it. They are processed in blocks that fit into a core's cache. Sums are computed
-in float64, everything else in float32, or in float64 for float64 data.
+with a channel axis can be reshaped to it. Arrays are processed in blocks that fit into a core's cache. Sums are
+computed in float64, everything else in float32, or in float64 for float64 data.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Moments(NamedTuple):
     """Moments of each channel; arrays of float64 and of shape (channels,)."""
 
     mean: np.ndarray
-    variance: np.ndarray  # biased
+    variance: np.ndarray  # biased: divided by `count`
     count: float  # elements per channel
 
 
 def sums(data: np.ndarray) -> np.ndarray:
-    """The sums over a part of a batch; their sum over all parts gives the batch's moments.
+    """The sums over a part of a batch. Added over all parts, they give the batch's moments.
 
     Parameters
     ----------
@@ -34,8 +34,8 @@ def sums(data: np.ndarray) -> np.ndarray:
     -------
     ndarray of float64, shape (2 * channels + 1,)
         Sums of the elements, sums of their squares, and the number of elements per channel. The sums of squares
-        are computed from deviations from the mean of these data, so that a variance that is small compared with
-        the mean loses precision only in float64.
+        are computed from deviations from the mean of these data. So even if the variance is small compared with the
+        mean, only float64 arithmetic loses digits.
     """
     channels = data.shape[1]
     result = np.zeros(2 * channels + 1)
@@ -74,7 +74,7 @@ def normalize(data: np.ndarray, mean: np.ndarray, scale: np.ndarray, shift: np.n
 
 
 def gradient_sums(data: np.ndarray, gradient: np.ndarray, mean: np.ndarray, inverse: np.ndarray) -> np.ndarray:
-    """The sums over a part of a batch; their sum over all parts gives the gradient of the data.
+    """The sums over a part of a batch. Added over all parts, they are what `data_gradient` needs.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def data_gradient(
 
 
 def _working(data: np.ndarray) -> type:
-    """The type for computations on `data`."""
+    """The dtype for computations on `data`."""
     return np.float64 if data.dtype == np.float64 else np.float32
 
 
@@ -146,7 +146,7 @@ def _column(values: np.ndarray) -> np.ndarray:
 
 
 def _blocks(shape: tuple[int, int, int]) -> Iterator[tuple[tuple[slice, slice], slice]]:
-    """Parts of an array, each with its channels."""
+    """The index of each block of an array, and the block's channels."""
     outer, channels, inner = shape
     wide = min(max(_BLOCK // max(inner, 1), 1), max(channels, 1))
     high = max(_BLOCK // max(wide * inner, 1), 1)

@@ -1,12 +1,12 @@
 """Collective operations as blocks, which can be hybridized.
 
-Each is a custom operator of MXNet, like SyncBatchNorm (sync_batch_norm.py explains the two copies around it). MXNet
-runs its code in special threads and needs the shapes first, so ranks cannot exchange shapes, and all must have the
-same.
+Each block is a custom operator of MXNet between two copies, like SyncBatchNorm (sync_batch_norm.py explains the
+copies). MXNet runs the operator's code in special threads, and needs the shapes earlier. So ranks cannot exchange
+shapes, and all ranks must have the same shapes.
 
-Calls are matched by the number of the block and the number of the call, forward and backward. MXNet creates an operator
-in each call, in the order of the calls. With static_shape it creates one operator for many calls, which cannot overtake
-each other and are counted by the operator.
+Calls are matched by the number of the block and the number of the call, forward and backward. In each call MXNet
+creates an operator, in the order of the calls. With static_shape MXNet creates one operator for many calls. These calls
+run one after another, and the operator counts them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Collective(BlockOfOneInput):
 
     def _begin(self, first_use: operation_names.FirstUse) -> None:
         self._use = first_use
-        self._numbers = itertools.count()  # of calls
+        self._numbers = itertools.count()  # the numbers of calls
         self._key = f"collective_{next(_made)}"
         _blocks[self._key] = self
 
@@ -66,7 +66,7 @@ class _Collective(BlockOfOneInput):
         self._begin(self._first_use(self._process_set))
 
     def _named(self) -> str:
-        """The prefix of the operations' names, the same on all ranks. Waits for them once after each init()."""
+        """The prefix of the operations' names, the same on all ranks. Waits for all ranks once after each init()."""
         if self._use.is_due():
             self._use.name()
             self._numbers = itertools.count()
@@ -85,7 +85,7 @@ class _Collective(BlockOfOneInput):
 
 
 class _Reducing(_Collective):
-    """A block with an operator."""
+    """Base class of the blocks that reduce, by `Average` or `Sum`."""
 
     def __init__(
         self,
@@ -108,9 +108,10 @@ class _Reducing(_Collective):
 class AllReduce(_Reducing):
     """Reduce the input over all ranks, as `mykv.allreduce`; can be hybridized.
 
-    All ranks create their blocks in the same order, and call each equally often, with inputs of the same shape and
-    floating-point dtype, with at least one dimension. Backward needs all ranks too: the input needs a gradient on all
-    ranks or on none. The first call waits for the other ranks. All ranks hybridize the block in the same way.
+    All ranks must create their blocks in the same order, and call each block equally often. Inputs must have the same
+    shape, with at least one dimension, and the same floating-point dtype on all ranks. The backward pass needs all
+    ranks too, so the input must need a gradient on all ranks or on no rank. The first call waits for the other ranks.
+    All ranks must hybridize the block in the same way.
 
     Parameters
     ----------
@@ -119,7 +120,7 @@ class AllReduce(_Reducing):
     prescale_factor, postscale_factor : float, optional
         As for `mykv.allreduce`.
     process_set : ProcessSet, optional
-        The ranks that take part.
+        The ranks that call the block.
     **kwargs
         As for gluon.HybridBlock.
 
@@ -155,7 +156,7 @@ class ReduceScatter(_Reducing):
     Parameters
     ----------
     op, prescale_factor, postscale_factor, process_set, **kwargs
-        As in `AllReduce`, whose other rules hold too.
+        As in `AllReduce`. The other rules of `AllReduce` apply too.
 
     Raises
     ------
@@ -182,12 +183,12 @@ class ReduceScatter(_Reducing):
 class AllGather(_Collective):
     """Concatenate the inputs of all ranks along the first dimension, as `mykv.allgather`; can be hybridized.
 
-    Unlike with `mykv.allgather`, all ranks have equally many rows.
+    Unlike with `mykv.allgather`, all ranks must have the same number of rows.
 
     Parameters
     ----------
     process_set, **kwargs
-        As in `AllReduce`, whose other rules hold too.
+        As in `AllReduce`. The other rules of `AllReduce` apply too.
 
     Raises
     ------
@@ -212,9 +213,9 @@ class Broadcast(_Collective):
     Parameters
     ----------
     root_rank : int
-        The global rank of the root; it is in the process set.
+        The global rank of the root, which must be in the process set.
     process_set, **kwargs
-        As in `AllReduce`, whose other rules hold too.
+        As in `AllReduce`. The other rules of `AllReduce` apply too.
 
     Raises
     ------
@@ -234,17 +235,17 @@ class Broadcast(_Collective):
 
 
 class AllToAll(_Collective):
-    """Send equally many rows to each rank, and receive as many, as `mykv.alltoall` without splits; can be hybridized.
+    """Send the same number of rows to each rank, as `mykv.alltoall` without splits; can be hybridized.
 
     Parameters
     ----------
     process_set, **kwargs
-        As in `AllReduce`, whose other rules hold too.
+        As in `AllReduce`. The other rules of `AllReduce` apply too.
 
     Raises
     ------
     TypeError, ValueError
-        As in `AllReduce`; in the forward pass an MXNetError if the rows cannot be divided equally.
+        As in `AllReduce`. The forward pass raises an MXNetError if the rows cannot be divided equally.
     """
 
     def _output_shape(self, shape: Sequence[int]) -> Sequence[int]:

@@ -42,10 +42,10 @@ class _Calls:
 
     def __init__(self, layer: SyncBatchNorm, process_set: ProcessSet, first_use: operation_names.FirstUse) -> None:
         self.process_set = process_set
-        self.key = f"sync_batch_norm_{next(_made)}"  # of this process
+        self.key = f"sync_batch_norm_{next(_made)}"  # unique in this process
         self.layer = weakref.ref(layer)
-        self.numbers = itertools.count()  # of forward passes in training
-        self.in_evaluation = self.in_training = 0  # recorded calls since the last step that trained the layer
+        self.numbers = itertools.count()  # the numbers of forward passes in training
+        self.in_evaluation = self.in_training = 0  # recorded calls in each mode since the last step of the layer
         self._first_use = first_use
 
     def note(self) -> None:
@@ -57,7 +57,7 @@ class _Calls:
             self.scope()
 
     def scope(self) -> str:
-        """The prefix of the operations' names, the same on all workers. Waits for them once after each init()."""
+        """The prefix of the operations' names, the same on all workers. Waits for them all once after each init()."""
         if self._first_use.is_due():
             self._first_use.name()
             self.numbers = itertools.count()
@@ -67,7 +67,7 @@ class _Calls:
     def end_step(self, trained: set[int]) -> None:
         """Refuse a missing call if this worker has used the layer only in evaluation mode: other workers may wait.
 
-        A single call is refused, as on other workers in evaluation mode, however many calls they have made.
+        Each worker in evaluation mode refuses one call, even if it has made several calls.
         """
         layer = self.layer()
         if layer is None or not any(
@@ -77,7 +77,7 @@ class _Calls:
         may_be_missing = self.in_evaluation and self.process_set.included() and not self._first_use.is_due()
         try:
             if may_be_missing and not self.in_training:
-                layer.running_mean.list_data()[0].wait_to_read()  # until all calls in training have taken their turns
+                layer.running_mean.list_data()[0].wait_to_read()  # then all calls in training have taken turns
         finally:
             is_missing = may_be_missing and not self.in_training
             self.in_evaluation = self.in_training = 0
@@ -101,12 +101,12 @@ def end_step(params: Sequence[Any]) -> None:
     Parameters
     ----------
     params : sequence of Parameter
-        Those of the trainer.
+        The trainer's parameters.
 
     Raises
     ------
     MXNetError
-        The running statistics of a layer carry an error. It is raised after all layers were checked.
+        The running statistics of a layer carry an error. The error is raised after all layers were checked.
     """
     if not _calls:
         return
@@ -117,7 +117,7 @@ def end_step(params: Sequence[Any]) -> None:
 
 
 def begin_again() -> None:
-    """Reset the call counts of all layers, as all other workers do now."""
+    """Reset the call counts of all layers. To be called on all workers."""
     for calls in list(_calls.values()):
         calls.numbers = itertools.count()
         calls.in_evaluation = calls.in_training = 0
@@ -129,14 +129,15 @@ class SyncBatchNorm(BatchNorm):
     The results equal those of gluon.nn.BatchNorm in a process with the batches of all workers, which may have different
     sizes: the output, the gradients of input, gamma and beta (gamma's and beta's after they were averaged or summed
     over the workers, as a trainer does), and the running statistics, which are the same on all workers. The parameters
-    have the names of gluon.nn.BatchNorm's, so each layer loads files of the other. In evaluation, with
-    `use_global_stats`, and on a single worker nothing is exchanged.
+    have the same names as in gluon.nn.BatchNorm, so each of the two layers loads the other layer's files. In
+    evaluation, with `use_global_stats`, and on a single worker the workers exchange nothing.
 
-    All workers must first call their layers in the same order, and in training call each layer equally often, forward
-    and backward. The first call in training waits for the other workers; a single worker may create and copy networks.
-    The constructor calls init() if it was not called. If a worker calls a layer in evaluation mode, or not at all, the
-    others wait, and get an MXNetError within seconds of the next step of a trainer. The running statistics change in
-    the forward pass; those of MXNet's layer change in the backward pass.
+    All workers must call their layers for the first time in the same order. In training they must call each layer
+    equally often, forward and backward. The first call in training waits for the other workers; a single worker may
+    create and copy networks. The constructor calls init() if the program has not called it. If a worker calls a layer
+    in evaluation mode, or not at all, while other workers call it in training, the other workers wait. They get an
+    MXNetError within seconds of the next step of a trainer. The running statistics change in the forward pass; in
+    MXNet's layer they change in the backward pass.
 
     Inputs are dense arrays in float16, bfloat16, float32 or float64 on one CPU of each worker; with 16 bits, parameters
     and statistics are float32.
@@ -154,7 +155,7 @@ class SyncBatchNorm(BatchNorm):
     axis : int, optional
         The axis of the channels.
     process_set : ProcessSet, optional
-        The workers whose batches count.
+        The workers whose batches are normalized together.
     **kwargs
         As for gluon.Block: in MXNet 1.9.1 `prefix` and `params`.
 
@@ -281,7 +282,7 @@ class _Prop(mx.operator.CustomOpProp):
         return values.reshape(outer, values.shape[axis], inner)
 
     def scale(self, gamma: NDArray) -> np.ndarray:
-        """The factor of normalized data, as float64."""
+        """The factor by which normalized data are multiplied: gamma, or 1 with fix_gamma; as float64."""
         values = _values(gamma)
         return np.ones(values.shape) if self.fix_gamma else values.astype(np.float64)
 
@@ -361,7 +362,7 @@ class _Layer(mx.operator.CustomOp):
         super().__init__()
         self._prop = prop
         self._in_training = False
-        self._has_run = False  # a static graph reruns it without a call of the layer
+        self._has_run = False  # if True, a static graph runs the operator again without a call of the layer
         self._call = 0
         self._statistics: Any = None
 
@@ -456,7 +457,7 @@ class _Backward(mx.operator.CustomOp):
 
 
 def _added_up(calls: _Calls, name: str, values: np.ndarray, like: NDArray, label: str = "") -> NDArray:
-    """Start the sums over all workers; returns the arrays, which are filled later."""
+    """Start to sum values over all workers. Returns the array of the sums, which MXNet's engine fills later."""
     total = mx.nd.array(values, like.context, np.float64)
     handles = arrays.handles([total])
     calls.process_set._core.push_allreduce(f"{calls.scope()}/{name}", handles, handles, "sum", 1.0, 0, label)
@@ -474,7 +475,10 @@ def _is_bfloat16(dtype: Any) -> bool:
 
 
 def _target(output: NDArray, req: str) -> NDArray:
-    """The array to compute an output in: the output, if it is written and numpy has its dtype, or a temporary array."""
+    """The array in which to compute an output: the output itself, or a temporary array.
+
+    A temporary array is needed if MXNet does not ask to overwrite the output, or if numpy lacks its dtype.
+    """
     if req in ("write", "inplace") and not _is_bfloat16(output.dtype):
         return output
     return mx.nd.empty(output.shape, output.context, np.float32 if _is_bfloat16(output.dtype) else output.dtype)
@@ -511,7 +515,7 @@ def _written(array: NDArray) -> Iterator[np.ndarray]:
     if not arrays.on_gpu(array):
         yield values
         return
-    values = values.copy()  # arrays.memory() is read-only there
+    values = values.copy()  # arrays.memory() is read-only for an array on a GPU
     yield values
     mx.nd.array(values, array.context, array.dtype).copyto(array.as_nd_ndarray())
 

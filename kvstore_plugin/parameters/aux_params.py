@@ -18,7 +18,7 @@ from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from .naming import Named, arrays_of, described, named_values
 
-# Names of these values in MXNet's BatchNorm and in symbolic networks.
+# Endings of the names of these values in MXNet's BatchNorm and in symbolic networks.
 _SUFFIXES = ("running_mean", "running_var", "moving_mean", "moving_var")
 
 
@@ -37,25 +37,25 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
     Parameters
     ----------
     params : Block, ParameterDict, dict or list of Parameter or NDArray
-        Parameters created with ``differentiable=False``, which training changes without gradients, are synchronized,
-        and a SymbolBlock's for BatchNorm. All other Parameters, including frozen ones, are left alone. NDArrays, such
-        as the `aux_params` of ``Module.get_params()``, are all synchronized. Matched between ranks as in
-        `broadcast_parameters`.
+        Parameters created with ``differentiable=False``, which training changes without gradients, are synchronized. So
+        are the running means and variances of BatchNorm in a SymbolBlock. All other Parameters, including frozen
+        Parameters, do not change. NDArrays, such as the `aux_params` of ``Module.get_params()``, are all synchronized.
+        Values are matched between ranks as in `broadcast_parameters`.
     root_rank : int, optional
-        The worker, as a global rank, whose first device's values all workers get. By default all get the mean over all
-        devices of all workers; for variances, the mean of the estimates.
+        The global rank of the worker whose values, on its first device, all workers get. By default all workers get the
+        mean over all devices of all workers; for variances, the mean of the devices' variances.
     process_set : ProcessSet, optional
-        The workers that take part.
+        The workers that call this function.
 
     Raises
     ------
     TypeError, ValueError
         Errors of this rank's arguments: a value has not been initialized (before the first forward pass), is sparse, or
-        is on a GPU without a CUDA runtime that the core can use; `root_rank` is not in the process set, or this rank is
-        not. The other ranks get an MXNetError that names this rank.
+        is on a GPU without a CUDA runtime that the core can use; or `root_rank` is not in the process set. Then the
+        other ranks get an MXNetError that names this rank. Or this rank is not in the process set.
     MXNetError
         The ranks pass different sets of values (names, shapes, dtypes), or different root_ranks; a rank waits in
-        another call, has left, or passes an array that carries an error.
+        another call, has left the job, or passes an array that carries an error.
 
     Examples
     --------
@@ -69,15 +69,15 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
         states = auxiliary_states(params)
         devices = _devices(states)
         how = "mean" if root is None else f"values of rank {root_rank}"
-        # After the meeting no deadlock check runs: a value from a step that another rank never takes would never
-        # arrive.
+        # Wait here, not after meet(): if a value comes from a step that another rank has not taken, that rank detects
+        # the deadlock while it waits in meet(). After meet() no rank would detect it.
         _wait_for(states)
         count = min(len(states), 1) if root is None else len(states)
         turns = turn.agreed([operation.gathering(process_set, None, "sync_aux_params") for _ in range(count)])
         met = turn.meet(f"sync_aux_params to the {how}", [agreement.digest(_signatures(states)), len(states), devices])
         other = agreement.first_that_differs(met[:, :2])
         if other is not None:
-            turn.agreed([])  # no rank takes them
+            turn.agreed([])  # no rank takes these turns
             raise MXNetError(_difference(met, other, process_set, states))
         if root is not None:
             _broadcast(turns, states, root)
@@ -130,8 +130,8 @@ class Averaging:
 def is_auxiliary(parameter: Any) -> bool:
     """Whether a Parameter's values come from the data in forward passes, not from gradients.
 
-    A SymbolBlock creates them as Parameters with gradients and grad_req 'null', like a frozen layer's. So they are
-    recognized by their names, as in MXNet's initializers.
+    A SymbolBlock creates such values as differentiable Parameters with grad_req 'null', like the Parameters of a frozen
+    layer. So this function recognizes them by their names, as MXNet's initializers do.
     """
     if not isinstance(parameter, Parameter):
         return False

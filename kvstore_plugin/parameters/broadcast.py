@@ -27,20 +27,21 @@ def broadcast_parameters(
     """Send the values of `root_rank` to all ranks. Collective; returns when the values have arrived.
 
     Parameters whose initialization is deferred are broadcast when they are initialized, inside the first forward pass.
-    If it is deferred on some ranks only, the other ranks do not wait; MXNet's engine lets readers of the values wait.
+    If the initialization is deferred on some ranks only, the other ranks do not wait here: MXNet's engine makes readers
+    of the values wait.
 
     Parameters
     ----------
     params : ParameterDict, dict or list of Parameter or NDArray, or a pair of such dicts
-        ``Block.collect_params()``, the result of ``Module.get_params()`` or one of its halves. Matched between ranks by
-        key, or by position if the keys are Parameter.name (ParameterDict), which may differ between processes.
-        Row_sparse arrays are sent whole, and hold all rows afterwards.
+        ``Block.collect_params()``, the result of ``Module.get_params()`` or one of its halves. Values are matched
+        between ranks by key, or by position if the keys are Parameter.name (ParameterDict), which may differ between
+        processes. Row_sparse arrays are sent whole, and hold all rows afterwards.
     root_rank : int, optional
         The global rank whose values are sent.
     prefix : str, optional
         Prepended to the keys in error messages.
     process_set : ProcessSet, optional
-        The ranks that take part.
+        The ranks that call this function.
 
     Raises
     ------
@@ -51,7 +52,7 @@ def broadcast_parameters(
         The ranks hold different sets of parameters, or order them differently.
     MXNetError
         Shapes or dtypes differ between the ranks, an array carries an error on some rank, or a rank waits in another
-        call or has left.
+        call or has left the job.
 
     Examples
     --------
@@ -62,7 +63,7 @@ def broadcast_parameters(
     process.require()
     try:
         process_sets.check(process_set)
-    except TypeError as error:  # without a valid set: the other ranks may be in the call for all ranks
+    except TypeError as error:  # not a process set: other ranks may wait in the set of all ranks
         operation.waiting(global_process_set, "broadcast_parameters").leave_out(str(error), None)
         raise
     with operation.waiting(process_set, "broadcast_parameters") as turn:
@@ -87,7 +88,7 @@ def broadcast_parameters(
             broadcast.push(held)
             if highest < _WITHOUT_VALUES:
                 arriving += held
-        elif lowest < _WAITS:  # otherwise an earlier broadcast is pending on every rank, and makes all values equal
+        elif lowest < _WAITS:  # otherwise an earlier broadcast is pending on all ranks and will make the values equal
             deferred_init.wait_for(value, broadcast)
     load_tracking.forget([item.value for item in named if isinstance(item.value, Parameter)])
     for array in arriving:
@@ -130,7 +131,7 @@ def keep_equal(
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     named : sequence of Named
         Parameters, the same on all ranks.
     scope : str
@@ -140,7 +141,7 @@ def keep_equal(
     names : KeptNames
         The names of the scope, in use for the parameters' lifetime.
     are_equal : bool
-        Values that exist now are equal already, and stay as they are.
+        Whether existing values are already equal on all ranks; then they are not sent.
 
     Returns
     -------

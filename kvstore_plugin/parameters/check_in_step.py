@@ -1,8 +1,8 @@
 """check_in_step: checks that all workers still have the same parameters.
 
 Workers whose parameters differ would continue to train, with gradients that belong to other weights, and only a bad
-result would show it. Causes are mistakes in a script, such as loading a file on one worker only, or failing memory.
-Each worker sends a digest of the bits of each parameter, 8 bytes.
+result would show it. Causes are mistakes in a script, such as loading a file on one worker only, or faulty memory.
+For each parameter, each worker sends a digest of the parameter's bits, of 8 bytes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from .naming import Named, arrays_of, described, named_values
 # Special values instead of a digest, which is above 0.
 _WITHOUT_VALUES, _DEVICES_DIFFER = 0, -1
 
-# Number of calls with `every`, by the scope of the process set: sets that share ranks count separately.
+# For the first Parameter of calls with `every`: the number of these calls, by the scope of the process set. Each set
+# counts separately, since sets may share ranks.
 _calls: weakref.WeakKeyDictionary[Parameter, dict[str, int]] = weakref.WeakKeyDictionary()
 
 
 def begin_again() -> None:
-    """Reset the counts of calls, as all other workers do now."""
+    """Reset the counts of calls. To be called on all workers."""
     _calls.clear()
 
 
@@ -58,7 +59,7 @@ def check_in_step(
         Check the running means and variances of BatchNorm too, which differ between the workers unless
         `sync_aux_params` was called since the last step.
     process_set : ProcessSet, optional
-        The workers that take part.
+        The workers that call this function.
 
     Raises
     ------
@@ -68,9 +69,9 @@ def check_in_step(
         rank.
     MXNetError
         A parameter differs between workers, or between the devices of a worker: the error names the first such
-        parameter in the order of the network, with the ranks that differ from most others. Or the workers pass
-        different sets of parameters, or a worker waits in another call, has left, or passes a parameter that carries an
-        error.
+        parameter in the order of the network, and the ranks that differ from the majority. Or the workers pass
+        different sets of parameters, or a worker waits in another call, has left the job, or passes a parameter that
+        carries an error.
 
     Examples
     --------
@@ -135,7 +136,7 @@ def _difference(one: Named, digests: np.ndarray, process_set: ProcessSet) -> str
             "ranks."
         )
     kinds, first, counts = np.unique(digests, return_index=True, return_counts=True)
-    # The majority is right; in a tie, the value that comes first in the order of ranks.
+    # The value of the majority counts as right; in a tie, the value of the lowest rank.
     right = kinds[np.lexsort((first, -counts))[0]]
     return (
         f"{name} has other values on {_ranks(process_set, digests != right)} than on "

@@ -5,13 +5,13 @@ Parameter's pending broadcasts in a weak registry. The Parameter itself has no n
 are plain Parameters.
 
 Ranks may initialize a Parameter at different times (a rank has loaded it from a file, another rank defers it), so each
-rank takes each turn under each name exactly once, in its own order. A broadcast is left out only if all ranks know that
-another broadcast of the same initialization comes first.
+rank takes each turn under each name exactly once, in any order. A rank leaves out a broadcast only if all ranks know
+that another broadcast of the same initialization comes first.
 
-If only some ranks have initialized a Parameter, operations that read its values wait there for the other ranks. In a
-step all ranks exchange which Parameters have values. Then ranks without values refuse their turn, ranks with values
-withdraw them, and on all ranks the Parameter is deferred until its next use. No rank decides that from its own state:
-otherwise some ranks would wait for turns that other ranks never take.
+If only some ranks have initialized a Parameter, operations on these ranks that read its values wait for the other
+ranks. In a step all ranks exchange which Parameters have values. Then ranks without values refuse their turn, and ranks
+with values withdraw the values, so on all ranks the Parameter is deferred until its next use. No rank decides this from
+its own state alone: otherwise some ranks would wait for turns that other ranks never take.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Broadcast:
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks of the broadcast.
     name : str
         The name by which the broadcast is matched.
     root : int
@@ -52,10 +52,10 @@ class Broadcast:
         self.root = root
         self.priority = priority
         self.lasting = lasting
-        self.covered = False  # another broadcast precedes this one at the next initialization on all ranks: skip it
+        self.covered = False  # skipped at the next initialization, where another broadcast precedes it on all ranks
 
     def push(self, values: list[NDArray]) -> None:
-        """Send `values`, one array per device, or overwrite them with the root's."""
+        """Send `values`, one array per device, on the root; on other ranks overwrite them with the root's values."""
         push_broadcast(self.process_set, self.name, values[0], values, self.root, self.priority)
 
     def refuse(self, reason: str) -> None:
@@ -69,7 +69,8 @@ _withdrawn: weakref.WeakKeyDictionary[Parameter, _Held] = weakref.WeakKeyDiction
 # Parameters whose initialization was deferred: the _deferred_init that MXNet keeps until the initialization.
 _deferred_as: weakref.WeakKeyDictionary[Parameter, tuple] = weakref.WeakKeyDictionary()
 # Parameters whose broadcast may still fail, since not all ranks are known to have values. Each has a copy of the values
-# that set_data() or load_parameters() has written since, or None: if the broadcast fails, the engine skips the write.
+# that set_data() or load_parameters() has written after the broadcast began, or None. The copy is needed since the
+# engine skips this write if the broadcast fails.
 _unconfirmed_values: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyDictionary()
 
 
@@ -123,11 +124,11 @@ def check_values(
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that take part.
+        The ranks that call this function.
     named : sequence of (str, Parameter)
         Names for the error, and Parameters, the same on all ranks.
     are_new : sequence of bool
-        For each, whether it was initialized since this check last succeeded.
+        For each Parameter, whether it was initialized since this check last succeeded.
     exchange : callable
         Given this rank's numbers, returns the numbers of all ranks, a row for each rank.
 
@@ -147,7 +148,7 @@ def check_values(
     wrong = needed  # Parameters without a gradient may stay deferred longer on some ranks than on others
     if not wrong.any():
         for _, parameter in named:
-            _deferred_as.pop(parameter, None)  # it may hold values
+            _deferred_as.pop(parameter, None)  # frees values that it may hold
             _unconfirmed_values.pop(parameter, None)
         return
     mine = np.flatnonzero(wrong & lacks)
@@ -173,14 +174,14 @@ def without_values(name: str, parameter: Parameter, rank: int) -> str:
 
 
 def redefer(parameters: Sequence[Parameter], before: Sequence[int], known: Iterable[Parameter], reason: str) -> None:
-    """Defer Parameters until their next use after a rank has refused the first step, without an exchange.
+    """After a rank has refused the first step: defer Parameters until their next use, without an exchange.
 
     Parameters
     ----------
     parameters : sequence of Parameter
         The same on all ranks.
     before : sequence of int
-        For each Parameter its `times` when the ranks last met.
+        For each Parameter its `times` when the ranks last compared which Parameters have values.
     known : iterable of Parameter
         Parameters that had values on all ranks at that time, and keep them; the same on all ranks.
     reason : str
@@ -256,7 +257,7 @@ def _initialized(parameter: Parameter) -> None:
         _times[parameter] = times(parameter) + 1
         _unconfirmed_values[parameter] = None
     for broadcast in waiting:
-        is_there = broadcast.process_set.included()  # None if the set was removed
+        is_there = broadcast.process_set.included()  # included() returns None if the set was removed
         if is_there and not broadcast.covered:
             broadcast.push(parameter._data)
         if broadcast.lasting or not is_there:
@@ -291,7 +292,7 @@ def _init_impl(original: Callable, self: Parameter, data: NDArray, devices: Any)
     undone_by="a Parameter of which all workers had values in a step",
 )
 def _set_data(original: Callable, self: Parameter, data: Any) -> None:
-    # MXNet waits for the broadcast before it copies values from numpy, so that they are not written early.
+    # Values from numpy need no copy here: MXNet waits for the broadcast before it writes them.
     is_early = self._data is not None and self in _unconfirmed_values and isinstance(data, NDArray)
     original(self, data)
     if is_early:

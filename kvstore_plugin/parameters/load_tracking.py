@@ -2,9 +2,9 @@
 
 Such workers would continue to train with different weights, and only a bad result would show it. So this file records
 which values a worker has loaded, until all workers are known to be equal. In the next step of a trainer with such
-parameters the worker starts a meeting under the name of the first operation of the step. If all workers have loaded,
-all join the meeting. Otherwise the core matches it with the gradients of the other workers, and all workers get an
-error with this worker's label.
+parameters the worker starts an exchange, with a label, under the name of the step's first operation. If all workers
+have loaded values, all of them start this exchange. Otherwise the core matches the exchange with the gradients of other
+workers, and all workers get an error that shows the label.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _LABEL = (
 # MXNetErrors about the arguments of this worker.
 OWN = (ArgumentTypeError, ArgumentValueError, ArgumentIndexError)
 
-# For each loaded parameter a copy of its values when all workers were last equal; None if states were loaded, or if the
-# values are sparse.
+# For each loaded parameter, a copy of the values that it had when all workers were last equal. None if states were
+# loaded, or if the values are sparse.
 _loaded: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyDictionary()
 
 # The count of array updates of a Parameter's trainer at the first failed update; a text unique to this worker if
 # MXNet's engine has skipped updates on this worker alone.
 _failed: weakref.WeakKeyDictionary[Parameter, int | str] = weakref.WeakKeyDictionary()
 
-# By the first Parameter of an update: the numbers under which the core records failed updates (gradients/fence.py), and
-# for each number the Parameters of the trainer. One Parameter may belong to several trainers.
+# For the first Parameter of each update: the numbers under which the core records failed updates (gradients/fence.py),
+# and for each number the Parameters of the trainer. A Parameter may belong to several trainers.
 _watched: weakref.WeakKeyDictionary[Parameter, dict[int, weakref.WeakSet]] = weakref.WeakKeyDictionary()
 _count = itertools.count(1)
 
@@ -48,7 +48,7 @@ updating = threading.local()  # `trainer`: the trainer that updates in this thre
 
 
 def any_of(parameters: Iterable[Parameter]) -> bool:
-    """Whether this worker has loaded other values of a Parameter, or its trainer's states, since all were equal.
+    """Whether this worker has loaded new values of a Parameter, or its trainer's states, since all were last equal.
 
     A failed update of a Parameter counts too. Waits for the values of loaded Parameters.
     """
@@ -114,7 +114,7 @@ def _note_failed_updates(failed: Iterable[int]) -> None:
 
 
 def note_failure(parameters: Sequence[Parameter], trainer: Any = None) -> None:
-    """Record that an update of Parameters has failed on this worker, perhaps not on the others.
+    """Record that an update of Parameters has failed on this worker, but perhaps not on other workers.
 
     `trainer`: the updating trainer; by default the trainer that updates in this thread.
     """

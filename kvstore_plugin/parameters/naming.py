@@ -16,7 +16,7 @@ class Named(NamedTuple):
 
     name: str
     value: Any
-    position: int  # in the network, from its input
+    position: int  # position in the network, counted from its input
 
 
 class WrongParameters(TypeError, ValueError):
@@ -44,8 +44,9 @@ def named_parameters(params: Any) -> list[Named]:
     ----------
     params : ParameterDict, dict, list or tuple
         The keys of a dict are the names, in alphabetical order. The names in a list and a ParameterDict are positions:
-        a ParameterDict's keys begin with a counter of the process, so they and even their order differ between ranks.
-        If a dict has such keys too, the names are positions in their order, with counters compared as numbers.
+        a ParameterDict's keys begin with a counter of the process, so the keys and even their order may differ between
+        ranks. If a plain dict has such keys, the names are positions in the order of the keys, with counters compared
+        as numbers.
 
     Returns
     -------
@@ -77,12 +78,12 @@ def named_parameters(params: Any) -> list[Named]:
 
 
 def _with_numbers(name: str) -> list[tuple[int, str]]:
-    """A key that sorts 'dense9_' before 'dense10_'."""
+    """A sort key for a name, which compares counters as numbers: 'dense9_' comes before 'dense10_'."""
     return [(int(number or 0), text) for number, text in re.findall(r"(\d*)(\D*)", name)]
 
 
 def sorted_by_counters(names: Sequence[str]) -> bool:
-    """Whether names are in the alphabet's order, and would not be if counters were compared as numbers.
+    """Whether names are in alphabetical order, and this order differs from the order with counters as numbers.
 
     If such names differ between ranks, their order may differ too.
     """
@@ -93,8 +94,8 @@ class Order(NamedTuple):
     """The order in which a gluon.Trainer numbers parameters, as numbers that workers compare.
 
     In MXNet 1.x names begin with a counter of the process. If a worker has created more layers than the others, its
-    names may sort differently, such as 'dense9' and 'dense10'. A list made from a set has another order in each
-    process. The workers would then mismatch parameters, without an error if the shapes agree.
+    names may sort differently, such as 'dense9' and 'dense10'. A list made from a set has a different order in each
+    process. In both cases the workers would mismatch parameters, without an error if the shapes are equal.
     """
 
     order: int = 0  # a hash of the positions that a Trainer gives the values of a dict

@@ -51,7 +51,7 @@ def by_device(params: Sequence[Parameter]) -> list[set[Parameter]]:
 
 
 def device_ids(params: Sequence[Parameter]) -> list[int]:
-    """Numbers of the devices that Parameters have replicas on; an optimizer counts updates for each."""
-    # Not the arrays' contexts: each is a call of MXNet's library.
+    """Numbers of the devices on which Parameters have replicas; an optimizer counts updates for each device."""
+    # Asks Parameters, not arrays: reading an array's context is a call of MXNet's library.
     initialized = [parameter for parameter in params if parameter._data is not None]
     return sorted({device.device_id for parameter in initialized for device in contexts(parameter)})

@@ -1,7 +1,7 @@
 """Trainers and stores that are kept from one init() to the next, perhaps with other ranks (docs/elastic.md).
 
-A trainer meets the workers again at its first use after an init(). They may have trained separately meanwhile, so all
-get the state of rank 0.
+A trainer is attached to the workers again at its first use after an init(). The workers may have trained separately in
+between, so all workers get the state of rank 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _broadcast: Callable[[Any], None] | None = None
 
 
 def use(broadcast: Callable[[Any], None]) -> None:
-    """Register broadcast_states()' implementation, which imports trainers, which import this module."""
+    """Register the implementation of broadcast_states(), which imports trainers, and trainers import this module."""
     global _broadcast
     _broadcast = broadcast
 

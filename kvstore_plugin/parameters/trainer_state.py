@@ -27,7 +27,7 @@ def updates_counted(trainer: gluon.Trainer) -> int:
 
 
 def count_update(trainer: gluon.Trainer) -> None:
-    """Count a failed update, like the workers that have begun it: schedules and Adam must stay in step."""
+    """Count a failed update, as other workers have: schedules and Adam need equal counts on all workers."""
     trained = [number for number, parameter in enumerate(trainer._params) if parameter.grad_req != "null"]
     for device_id in placement.device_ids(trainer._params):
         set_current_device(trainer._optimizer, device_id)
@@ -35,7 +35,7 @@ def count_update(trainer: gluon.Trainer) -> None:
 
 
 def continue_counts(trainer: gluon.Trainer) -> None:
-    """Carry over the counts of updates of a trainer whose optimizer was loaded or whose parameters have moved."""
+    """Give a trainer's devices its counts of updates, after its optimizer was loaded or its parameters have moved."""
     devices = {device.device_id for device in mxnet.trainer_contexts(trainer) or ()}
     devices.update(placement.device_ids(trainer._params))
     held = [trainer._optimizer, *(updater.optimizer for updater in trainer._updaters)]

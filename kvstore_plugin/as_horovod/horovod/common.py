@@ -1,4 +1,4 @@
-"""horovod.common; its submodules are this module too."""
+"""The module horovod.common, and at the same time each of its submodules."""
 
 import sys
 

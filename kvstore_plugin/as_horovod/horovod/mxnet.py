@@ -1,4 +1,4 @@
-"""horovod.mxnet; its submodules are this module too."""
+"""The module horovod.mxnet, and at the same time each of its submodules."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""horovod.run and horovod.runner.run."""
+"""The function horovod.run, also known as horovod.runner.run."""
 
 import sys
 
