@@ -1,4 +1,4 @@
-// Messages of any length from other ranks, received without blocking on a sender: MPI transfers a large message only
+// Messages of any length from other ranks, received without waiting for a sender: MPI transfers a large message only
 // after a handshake, which a stopped or dead sender does not answer.
 #pragma once
 

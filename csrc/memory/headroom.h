@@ -26,7 +26,7 @@ class HeadroomWatch {
   void require(size_t bytes, size_t whole);
 
  private:
-  // A memory controller's folder of this process, or a parent folder.
+  // The folder of this process's memory cgroup, or of one of its parent groups.
   struct Cgroup {
     std::string folder;
     bool is_v2;

@@ -72,10 +72,10 @@ std::vector<uint32_t> Teardown::fail_entries(const Departed& gone, const Failure
   }
 }
 
-// Directly, not through the first rank of this host, which may be the rank that is gone.
+// Sends the message itself: the first rank of this host, which usually sends it, may be the rank that is gone.
 void Teardown::tell_rank_0(const Departed& gone) {
-  // Repeats the message: rank 0 may have failed before it told the other hosts, or not have answered. Repeating is
-  // harmless.
+  // Sends the message again unless rank 0 has confirmed it: rank 0 may have failed before it told the other hosts, or
+  // may not have answered. Repeating the message is harmless.
   const bool told = std::exchange(departure_told_, true) && context_.agreement.closed();
   if (!context_.several_hosts() || told) return;
   try {
@@ -85,8 +85,8 @@ void Teardown::tell_rank_0(const Departed& gone) {
   }
 }
 
-// No rank may touch the memory of an operation any more when its caller gets the error. Some MPIs report a message as
-// sent while it waits in an internal queue, which only further MPI calls empty.
+// When the caller of an operation gets the error, no rank may touch the operation's memory any more. Some MPIs report a
+// message as sent while it waits in an internal queue, which only further MPI calls empty.
 void Teardown::wait_until_unused(const std::vector<uint32_t>& mine) {
   const int64_t patience = commands_.lost() ? kLostWritersNs : kWritersNs;
   const int64_t least = context_.several_hosts() ? kFlushNs : 0;

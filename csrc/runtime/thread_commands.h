@@ -21,14 +21,15 @@ class ThreadCommands {
   ThreadCommands(RuntimeContext& context, Requests& requests) : context_(context), requests_(requests) {}
 
   // For all threads.
-  // Ends the thread, after its work for the other ranks.
+  // Makes the thread end after its work for the other ranks.
   void leave(const std::string& reason);
   bool leaving() const { return leaving_.load(); }
   // The reason given to leave().
   std::string leave_reason();
   // Makes the thread fail with this reason.
   void break_down(const Failure& reason);
-  // The same, since a process of this world has died: the cause of all later failures.
+  // Sets the reason of break_down() to the death of a process of this world. Later calls of break_down() keep this
+  // reason, since the death causes later failures.
   void lose(const Failure& reason);
   bool lost() const { return lost_.load(); }
   // The reason given to break_down() or lose(); empty: not called.

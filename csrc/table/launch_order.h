@@ -13,7 +13,7 @@
 
 namespace mykv {
 
-// It is in the table of the world of a host; process sets use the same object.
+// A host has one object, in the table of the group of all ranks. Process sets use it too.
 class LaunchOrder {
  public:
   static size_t bytes(int local_size);
