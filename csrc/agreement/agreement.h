@@ -137,8 +137,8 @@ class Agreement {
   void depart_alone(int rank, const Failure& reason);
   // Sends, receives and answers; false if there was nothing to do.
   bool progress();
-  // Any rank may call give_up() and progress_sending(), also a rank that does not speak for its host. give_up() asks
-  // for the end of an operation on all hosts, unless all have announced it. progress_sending() moves messages on.
+  // Any rank may call give_up() and progress_sending(), even if it does not speak for its host. give_up() asks
+  // rank 0 to end an operation on all hosts, unless all have announced it. progress_sending() moves messages on.
   void give_up(const Key& key, const Failure& reason);
   void progress_sending();
   // For the timeline of rank 0: when each host, named by its first rank, announced the operation for itself and the

@@ -40,7 +40,7 @@ void read_sparse(const Piece& piece, const char* payload, size_t kept, T* values
 
 // Selects the elements with the k largest keys; of equal keys, the key with the lower index counts as larger.
 
-// Reusable memory.
+// Memory of select_largest(), for reuse.
 template <class Key>
 struct Selection {
   std::vector<uint32_t> indices;  // the result, in ascending order
@@ -187,7 +187,7 @@ Key<T> key_of(T value) {
   return bits & (static_cast<Key<T>>(~Key<T>{0}) >> 1);
 }
 
-// A key that a few more than k of the elements should reach, from a sample of elements at even distances.
+// Estimates a key that slightly more than k elements reach, from a sample of elements at even distances.
 template <class T>
 Key<T> guess_bound(const T* values, size_t count, size_t k, std::vector<Key<T>>& sample) {
   const double expected = static_cast<double>(kSample) * static_cast<double>(k) / static_cast<double>(count);

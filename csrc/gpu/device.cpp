@@ -16,7 +16,7 @@ namespace {
 // Never destroyed, since CUDA may have shut down before.
 struct Store {
   std::mutex mutex;
-  std::map<int, std::vector<CudaEvent>> events;  // not in use, by device
+  std::map<int, std::vector<CudaEvent>> events;  // events that are not in use, by device
 };
 
 Store& store() {

@@ -96,7 +96,7 @@ std::string obstacle(const World& world, const std::vector<Equipment>& all) {
   return {};
 }
 
-// Two replicas on one GPU would need a kernel that adds them.
+// Whether each GPU occurs only once: two replicas on one GPU would need a kernel that adds them.
 bool distinct(std::vector<int> devices) {
   std::sort(devices.begin(), devices.end());
   return std::adjacent_find(devices.begin(), devices.end()) == devices.end();

@@ -136,7 +136,7 @@ void Door::let_in() {
   }
 }
 
-// Whether the caller is served or rejected.
+// Reads what the caller has sent. Returns whether the caller was served or rejected.
 bool Door::hear(Caller& caller, const Token& secret, int fd) {
   const size_t left = sizeof caller.said - caller.bytes;
   const ssize_t some = recv(caller.connection.get(), caller.said.bytes + caller.bytes, left, 0);

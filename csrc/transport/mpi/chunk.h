@@ -25,7 +25,7 @@ class Chunk {
 
  private:
   enum class Phase { reduce_on_host, exchange, spread, finished };
-  // Of the exchange. With one row there are only the steps `scatter` and `gather`.
+  // The steps of the exchange. With one row there are only the steps `scatter` and `gather`.
   enum class Step { scatter, scatter_across, gather_across, gather };
 
   struct Share {
@@ -36,7 +36,8 @@ class Chunk {
   // A column that this host reduces.
   struct Column {
     size_t number;
-    std::vector<char*> values;     // encoded values of the row's hosts, then sums of the other rows; null: own values
+    // Encoded values of the row's hosts, then sums of the other rows; null: this host's values
+    std::vector<char*> values;
     char* sum = nullptr;           // several rows: the sum of this row
     std::vector<char*> results{};  // encoded sums of the other rows, if the encoding differs from memory
   };

@@ -65,7 +65,7 @@ class MpiTransport : public Transport {
   bool uses_no_memory() override;
 
  private:
-  static constexpr int kNoticeTag = 4;  // of the world's communicator for small messages
+  static constexpr int kNoticeTag = 4;  // a tag of the world's communicator for small messages
 
   HostGrid grid_of(const Operation& operation) const;
   void hear();
@@ -95,15 +95,15 @@ class MpiTransport : public Transport {
   Inbox notices_;
   std::set<int> gone_;                // ranks that have sent a notice
   std::optional<Departed> departed_;  // from the first notice
-  int64_t looked_ = 0;                // when it last looked at the network; coarse_now_ns(), as the next two
-  int64_t heard_at_ = 0;              // when it last looked for notices
-  int64_t listen_until_ = 0;          // until then it only looks for notices
+  int64_t looked_ = 0;        // when this rank last looked at the network; coarse_now_ns(), like the next two members
+  int64_t heard_at_ = 0;      // when this rank last looked for notices
+  int64_t listen_until_ = 0;  // until this time this rank only looks for notices
   struct Notice {
     std::vector<char> bytes;
     std::vector<MPI_Request> requests;
   };
-  Notice notice_;         // this rank's own
-  bool dropped_ = false;  // its claimed chunks were dropped
+  Notice notice_;         // the notice that this rank sends
+  bool dropped_ = false;  // the chunks that this rank claimed were dropped
 };
 
 }  // namespace mykv

@@ -71,7 +71,7 @@ void NcclTransport::stop(uint32_t entry) {
   const auto it =
       std::find_if(queued_.begin(), queued_.end(), [&](const auto& one) { return one.second.entry == entry; });
   if (it != queued_.end()) queued_.erase(it);
-  // Even if this rank never saw that the entry was ready.
+  // Releases the number even if this rank never saw that the entry was ready.
   const uint64_t number = table_.given_launch(entry);
   if (launcher_ && number != 0) launcher_->release(number);
 }
@@ -108,7 +108,7 @@ bool NcclTransport::move() {
   return moved;
 }
 
-// One step of the next launch: exchange the placements, make the communicator, launch.
+// One step of the next launch: exchange the placements, create the communicator, launch.
 bool NcclTransport::step_first() {
   if (queued_.empty()) return false;
   const auto first = queued_.begin();

@@ -1,5 +1,5 @@
-// Translates a request into NCCL calls from array to array, and copies on the GPU if an array is in pieces that do not
-// fit the calls, or is needed on GPUs that take no part.
+// Translates a request into NCCL calls from array to array. Adds copies on the GPU if an array is in pieces that do not
+// fit the calls, or is needed on GPUs that run no call.
 #pragma once
 
 #include <cstddef>
@@ -54,7 +54,7 @@ struct PlannedCall {
   int peer = 0;  // the root, or the other side of a send or receive: its NCCL rank
 };
 
-// The work of one GPU, in this order.
+// The work of one GPU, in the order of the members.
 struct PlannedLane {
   size_t local = 0;  // index among this rank's GPUs in the communicator
   std::vector<PlannedCopy> before;
@@ -66,7 +66,7 @@ struct PlannedLane {
 struct Neighbours {
   int rank = 0;
   std::vector<int> nccl_ranks;  // of each rank's primary GPU; empty: unknown, for a plan that only counts its memory
-  bool same_layout = true;      // of pieces
+  bool same_layout = true;      // the pieces have the same bounds on all ranks
   bool one_each = false;        // every rank has one GPU
   bool whole_inputs = false;
   bool whole_outputs = false;
