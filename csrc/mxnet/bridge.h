@@ -53,7 +53,7 @@ class PreparedOperation;  // the constant part of the operations on a bucket
 // The operations that note it run one after another, since each waits for the previous one.
 struct UpdateWatch {
   UpdateWatch(uint64_t which, const std::string& names);
-  const uint64_t key;       // which updates, as the caller calls them
+  const uint64_t key;       // the caller's number for the updates
   const std::string scope;  // of the names of the step's operations: a failure in another trainer's step does not count
   uint64_t failures_before;  // failed operations when the step began, see take_failed_updates()
   std::atomic<bool> summed{false};
@@ -76,20 +76,20 @@ class Bridge {
 
   // A request in place that can be pushed many times. `arrays`: the arrays that are in its memory.
   std::shared_ptr<const PreparedOperation> prepare(Request request, const std::vector<Handle>& arrays) const;
-  // `label`: text that must be the same on all ranks, in this push only. `turn_of`: the name whose last turn it takes;
-  // empty: the next turn under its own name.
+  // `label`: text that must be the same on all ranks, in this push only. `turn_of`: the name whose last turn the
+  // operation takes; empty: the next turn under the operation's own name.
   void push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const PreparedOperation>& prepared,
             const std::string& label, const std::string& turn_of) const;
   // A no-op that writes the arrays: a reader of any array waits for all operations that were pushed on any of them.
-  // `ends_step`: it follows updates of a step, whose time is measured. With a watch it also notes whether all of them
-  // succeeded.
+  // `ends_step`: the fence follows updates of a step, whose time is measured. With a watch, the fence also notes
+  // whether all these operations succeeded.
   void push_fence(const HeldArrays& arrays, bool ends_step, const std::shared_ptr<UpdateWatch>& watch = nullptr) const;
   // Notes in a watch that no array carries an error, once all operations pushed so far that write the arrays have run.
   void push_look(const HeldArrays& arrays, const std::shared_ptr<UpdateWatch>& watch) const;
   // Evaluates a watch when all operations pushed so far that write the array have run or were skipped.
   void push_verdict(Handle array, const std::shared_ptr<UpdateWatch>& watch) const;
-  // Work of this rank alone, on a worker of the engine for the CPU; it gets the memory of the arrays, which it may
-  // write.
+  // Work of this rank alone, on a worker of the engine for the CPU. `work` gets the memory of the arrays, and may write
+  // it.
   void push_local(const std::string& name, int priority, const std::vector<Handle>& arrays,
                   std::function<void(const std::vector<void*>& memory)> work) const;
   // An operation on an array that always fails, with this reason.
@@ -109,7 +109,7 @@ uint64_t pushed_operations();
 // The number of failed operations of this process.
 uint64_t failed_operations();
 
-// The same by the code of their errors, with the text of the last error. MXNet keeps only a text.
+// The failed operations by the code of their errors, with the text of the last error. MXNet keeps only a text.
 struct FailureCount {
   uint64_t operations = 0;
   std::string last;

@@ -8,7 +8,7 @@ namespace mykv::mxnet {
 
 struct StepTimes {
   int64_t summing_ns = 0;     // some operation of a step was under way
-  int64_t overlapped_ns = 0;  // of these: before backward had written the last gradients
+  int64_t overlapped_ns = 0;  // the part of this time before backward had written the last gradients
   int64_t updating_ns = 0;    // from the sums until the updates of the weights had run
 };
 

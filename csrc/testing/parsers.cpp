@@ -44,8 +44,8 @@ class Source {
   size_t left_;
 };
 
-// Memory of exactly this size in bytes, aligned as the transport's is, so that a sanitizer sees the first byte behind
-// it.
+// Memory of exactly this size in bytes, aligned like the transport's memory, so that a sanitizer detects an access to
+// the first byte behind it.
 std::unique_ptr<char, decltype(&std::free)> exactly(size_t bytes) {
   void* memory = nullptr;
   if (posix_memalign(&memory, 64, std::max<size_t>(bytes, 1)) != 0) throw std::bad_alloc();
