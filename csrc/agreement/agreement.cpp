@@ -39,7 +39,7 @@ std::vector<LateRank> LateHosts::ranks() {
 
 namespace {
 
-constexpr int kMostTaken = 256;  // messages handled before other work is checked
+constexpr int kMostTaken = 256;  // most messages handled in one call of progress()
 
 Message departure(Message::Type type, int rank, const Failure& reason) {
   Message m;
@@ -78,13 +78,13 @@ void Agreement::announce(uint32_t index, uint32_t sequence_numbers, std::optiona
   const bool by_nccl = entry.operation.road == DataPath::nccl;
   if (by_nccl) m.placement = table_.placement(entry);
   if (told_.here.size() >= KnownTexts::kRemembered) told_.here.clear();
-  if (!record.refused && told_.here.insert(m.number).second) {  // a refusal has its reason in the error
+  if (!record.refused && told_.here.insert(m.number).second) {  // a refusal is sent as the error, with its reason
     m.has_texts = true;
     m.name = entry.name;
     m.signature = table_.text_of(record);
   }
   outstanding_.add({m.key.high, m.key.low}, carried.has_value());
-  // The values of this host hold for all hosts: either all have the same operation, or it does not run.
+  // This host's values are right for all hosts: if another host has a different operation, the operation does not run.
   Pending& pending = pending_[{m.key.high, m.key.low}];
   pending.sequence_numbers = sequence_numbers;
   pending.bytes = by_nccl || carried ? 0 : entry.operation.bytes();
@@ -121,7 +121,7 @@ void Agreement::depart(int rank, const Failure& reason) {
 
 void Agreement::depart_alone(int rank, const Failure& reason) {
   const Message m = departure(Message::Type::lost, rank, reason);
-  // Rank 0 may have ended, and then its messages do not reach the hosts below this rank's host
+  // Rank 0 may have ended, and then its messages do not reach the hosts below this rank's host.
   if (speaks()) outbox_.down(m);
   if (world_.rank() == 0) {
     outbox_.past_children(m);

@@ -80,7 +80,7 @@ class LateHosts {
   const World& world_;
   const HostTree& tree_;
   std::mutex mutex_;
-  std::map<int, Lateness> of_;  // by rank
+  std::map<int, Lateness> of_;  // how late each rank was, by rank
 };
 
 // Names and signatures that other hosts have sent, by the number of the pair. Old pairs are dropped.
@@ -117,7 +117,8 @@ class KnownTexts {
 
 class Agreement {
  public:
-  // `most_bytes`: limit for all operations that have their verdict and are not done. `fan_out`: of the tree of hosts.
+  // `most_bytes`: limit for all operations that have their verdict and are not done. `fan_out`: the fan-out of the
+  // tree.
   Agreement(const World& world, HostTable& table, size_t most_bytes, size_t fan_out);
 
   // Whether this rank is the one that sends and receives the agreement's messages for its host.
@@ -126,7 +127,7 @@ class Agreement {
   // contribution to a carried operation: its sum; for a broadcast, the values on the root's host, and nothing on other
   // hosts. `error`: why the operation failed on this host; empty: it did not fail.
   void announce(uint32_t entry, uint32_t sequence_numbers, std::optional<std::vector<char>> carried, Failure error);
-  // The result of a carried operation that has its verdict. Forgets it.
+  // Returns and forgets the result of a carried operation that has its verdict.
   std::vector<char> take_result(const Key& key);
   // An operation that was agreed on under this sequence number is done on this host.
   void done(uint64_t sequence);
@@ -189,9 +190,9 @@ class Agreement {
     int32_t priority = 0;
     uint32_t sequence_numbers = 1;
     size_t bytes = 0;        // bytes that the operation occupies in network memory
-    uint64_t placement = 0;  // sum over the branches
+    uint64_t placement = 0;  // sum of the branches' digests
     std::optional<Operation> carried;
-    std::vector<std::vector<char>> values;  // of a carried operation, by branch
+    std::vector<std::vector<char>> values;  // values of a carried operation, by branch
     std::vector<ArrivalRecord> arrivals;
     HostsMeeting meeting;
   };
@@ -237,7 +238,7 @@ class Agreement {
   // never repeat: turns count up, and a name is not used again after forget()
   // (kvstore_plugin/coordination/operation_names.py).
   std::map<KeyNumbers, GivenUp> given_up_;
-  std::map<KeyNumbers, std::vector<char>> results_;  // of carried operations
+  std::map<KeyNumbers, std::vector<char>> results_;  // results of carried operations
   KnownTexts texts_;
   struct {
     std::unordered_set<uint64_t> here;   // numbers of this host's texts that texts_ has
@@ -250,7 +251,7 @@ class Agreement {
   std::map<std::pair<int64_t, uint64_t>, Ready> ready_;
   uint64_t ready_count_ = 0;
   struct {
-    std::map<uint64_t, size_t> bytes;  // by sequence number
+    std::map<uint64_t, size_t> bytes;  // bytes of each operation under way, by sequence number
     size_t all_bytes = 0;
     bool is_full = false;
   } under_way_;

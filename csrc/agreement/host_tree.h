@@ -40,7 +40,7 @@ class HostTree {
   const size_t host_;
   int parent_;
   std::vector<int> children_;
-  std::vector<size_t> ranks_;  // by branch
+  std::vector<size_t> ranks_;  // number of ranks of each branch
   size_t all_ranks_ = 0;
 };
 

@@ -32,7 +32,7 @@ class Inbox {
   };
   MPI_Comm comm_;
   int tag_;
-  std::list<Coming> coming_;  // in the order in which they were matched: that of sending, for each sender
+  std::list<Coming> coming_;  // in the order in which MPI matched them, which for each sender is the order of sending
 };
 
 }  // namespace mykv

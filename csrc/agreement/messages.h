@@ -58,7 +58,7 @@ class Reader {
 };
 
 struct Message {
-  static constexpr int64_t kMostWaited = int64_t{1} << 50;  // 13 days; sums over all hosts fit
+  static constexpr int64_t kMostWaited = int64_t{1} << 50;  // 13 days; sums over all hosts fit into 64 bits
   enum class Type : uint8_t {
     announce = 1,
     verdict = 2,
@@ -74,17 +74,17 @@ struct Message {
   // announce: the number of the texts; verdict: the sequence number; depart and lost: the rank; end: 1 if it is sent
   // again.
   uint64_t number = 0;
-  int32_t priority = 0;  // announce
+  int32_t priority = 0;  // only in announce: the operation's priority
   // Only for operations by NCCL. announce: digest of this host's ranks; verdict: digest of all ranks.
   uint64_t placement = 0;
-  // announce, for the statistics of late ranks, about the ranks of this host and of the hosts below it:
+  // Only in announce, for the statistics of late ranks, about the ranks of this host and of the hosts below it:
   int32_t late_rank = -1;  // the rank that came last; negative: the operation is not counted
   int64_t waited_ns = 0;   // the sum of the times in nanoseconds that the other ranks waited for late_rank
   bool has_texts = false;
   std::string name;
   std::string signature;
   Failure error;
-  std::vector<char> values;  // of a small operation: announce: the sum of the hosts; verdict: the result
+  std::vector<char> values;  // values of a small operation; announce: the sum of the hosts; verdict: the result
 };
 
 // Appends the message to `out`; texts of more than 65535 bytes are cut.

@@ -73,9 +73,9 @@ class Outbox {
   const int tag_;
   std::vector<char> up_;
   std::vector<char> down_;
-  std::vector<char> direct_;  // for rank 0
+  std::vector<char> direct_;  // messages for rank 0
   size_t held_ = 0;           // number of messages in up_ if all of them may wait; otherwise 0
-  int64_t held_since_ = 0;    // now_ns()
+  int64_t held_since_ = 0;    // since when messages in up_ are held back; now_ns()
   Sendings sendings_;
   Traffic traffic_;
 };

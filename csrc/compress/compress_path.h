@@ -38,7 +38,7 @@ template <typename T>
 struct Dither {
   T factor;      // |value| * factor is the size of a value in steps
   T most;        // maximum number of steps
-  int bits;      // of a code: one sign bit, and the number of the level
+  int bits;      // bits of a code: one sign bit, and the number of the level
   bool natural;  // the levels are 0, 1, 2, 4, 8, ... steps, otherwise 0, 1, 2, 3, ...
   Draws draws;
 };
@@ -78,7 +78,7 @@ struct Loops {
   void (*encode_above)(uint32_t* words, const T* values, size_t count, T bound);
   void (*encode_sign)(uint32_t* words, const T* values, size_t count);
   void (*decode_sign)(T* values, const uint32_t* words, size_t count, T magnitude);
-  // Codes: number of the level, with the sign as the highest bit; decoded to (sign) level * step.
+  // Codes: number of the level, with the sign as the highest bit; decoded to the level times `step`, with the sign.
   void (*encode_dither)(uint32_t* words, const T* values, size_t count, const Dither<T>& dither);
   void (*decode_dither)(T* values, const uint32_t* words, size_t count, T step, int bits, bool natural);
 

@@ -61,8 +61,8 @@ class PinnedSlots {
 
   const Segment& segment_;
   Region& region_;
-  std::map<size_t, std::vector<size_t>> free_;  // by rounded size
-  std::vector<size_t> registered_;              // offsets
+  std::map<size_t, std::vector<size_t>> free_;  // offsets of free slots, by rounded size
+  std::vector<size_t> registered_;              // offsets of registered memory
   std::string problem_;
 };
 

@@ -15,7 +15,7 @@ struct ReduceCall {
   int n_inputs;
   char* const* outputs;
   int n_outputs;
-  size_t bytes;  // of each array
+  size_t bytes;  // bytes of each array
   double scale;
 };
 

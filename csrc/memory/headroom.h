@@ -17,7 +17,7 @@ struct Headroom {
 
 class HeadroomWatch {
  public:
-  // `proc`: the folder of the proc file system; tests use a folder of their own.
+  // `proc`: the folder of the proc file system; tests use another folder.
   explicit HeadroomWatch(std::string proc = "/proc");
   // The limit with the least headroom, read now.
   Headroom look() const;
@@ -35,7 +35,7 @@ class HeadroomWatch {
 
   std::string proc_;
   std::vector<Cgroup> cgroups_;
-  size_t unchecked_ = 0;  // bytes that may be taken before the next look
+  size_t unchecked_ = 0;  // bytes that may be taken before the limits are read again
 };
 
 }  // namespace mykv

@@ -50,7 +50,7 @@ class Segment {
   FileDescriptor fd_;
   char* base_ = nullptr;
   size_t bytes_ = 0;
-  bool owned_ = false;  // the mapping ends with this object
+  bool owned_ = false;  // whether this object unmaps the segment at its end
 };
 
 }  // namespace mykv

@@ -165,13 +165,13 @@ struct StepFailures {
 struct FailuresOfSteps {
   std::mutex mutex;
   StepFailures now;
-  StepFailures before;  // at the last take_failed_updates()
+  StepFailures before;  // the counts at the last call of take_failed_updates()
 };
 FailuresOfSteps& failures_of_steps() { return usable_in_forks<FailuresOfSteps>(); }
 
 std::string scope_of(const std::string& name) { return name.substr(0, name.find('/')); }
 
-// `scope`: of an operation of a step; empty: of another operation.
+// `scope`: the scope of an operation of a step; empty: the operation does not belong to a step.
 void count_failure(const Failure& error, const std::string& scope) {
   ++g_failed_operations;
   {

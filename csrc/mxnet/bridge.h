@@ -17,12 +17,12 @@ namespace mykv::mxnet {
 
 // The work of one operation of the engine.
 struct Call {
-  std::vector<Request> requests;  // complete but for the memory and the turn
+  std::vector<Request> requests;  // complete except for the memory and the turn
   // True: the requests run one after another, each only if the previous request succeeded. False: all at once.
   bool chained = false;
-  // Not empty: takes the last turn under this name, instead of the next turn under its own name.
+  // Not empty: the operation takes the last turn under this name, instead of the next turn under its own name.
   std::string turn_of;
-  std::vector<Handle> inputs;  // an array may be in both
+  std::vector<Handle> inputs;  // an array may be an input and an output
   std::vector<Handle> outputs;
   // Puts the memory of inputs and outputs into the requests, when the engine runs the operation.
   std::function<void(std::vector<Request>&, const std::vector<void*>& inputs, const std::vector<void*>& outputs)>
@@ -53,8 +53,9 @@ class PreparedOperation;  // the constant part of the operations on a bucket
 // The operations that note it run one after another, since each waits for the previous one.
 struct UpdateWatch {
   UpdateWatch(uint64_t which, const std::string& names);
-  const uint64_t key;       // the caller's number for the updates
-  const std::string scope;  // of the names of the step's operations: a failure in another trainer's step does not count
+  const uint64_t key;  // the caller's number for the updates
+  // Scope in the names of the step's operations: a failure in another trainer's step does not count.
+  const std::string scope;
   uint64_t failures_before;  // failed operations when the step began, see take_failed_updates()
   std::atomic<bool> summed{false};
   std::atomic<bool> updated{false};

@@ -81,7 +81,7 @@ class Devices {
 
   bool any_ = false;
   bool on_gpu_ = false;
-  int gpu_ = -1;  // of the last array
+  int gpu_ = -1;  // GPU of the last array; -1: host memory
   DeviceMemory memory_;
 };
 

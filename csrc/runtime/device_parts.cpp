@@ -15,7 +15,8 @@ namespace mykv {
 
 namespace {
 
-constexpr auto kSettlePatience = std::chrono::seconds(2);  // for copies under way when this rank breaks down
+// How long a rank that breaks down waits for copies under way.
+constexpr auto kSettlePatience = std::chrono::seconds(2);
 constexpr auto kSettleLook = std::chrono::microseconds(200);
 
 // The index of an element in its vector.

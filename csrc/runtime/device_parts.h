@@ -57,7 +57,7 @@ class DeviceParts {
     std::vector<uint64_t> inputs;  // on the way in: slots of inputs 1, 2, ..., which are reduced into the part's slot
     gpu::Copies copies;
     bool lost = false;  // a GPU may still read or write the slots
-    int64_t begun = 0;  // for the timeline
+    int64_t begun = 0;  // when the copy began, for the timeline
   };
 
   void copy_in(Copying& copying);

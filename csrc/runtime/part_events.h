@@ -42,7 +42,7 @@ class PartEvents {
   struct Finished {
     Part part;
     Failure error;
-    int64_t since;  // now_ns()
+    int64_t since;  // when the part was done; now_ns()
   };
   void handle(const TableEvent& event);
   void announce(const TableEvent& event);
@@ -59,7 +59,7 @@ class PartEvents {
   SendQueue& queue_;
   Parts& parts_;
   DeviceParts& device_parts_;
-  std::deque<Finished> finished_;  // taken out of the requests' parts
+  std::deque<Finished> finished_;  // parts that are done and are no longer in Requests
 };
 
 }  // namespace mykv

@@ -49,7 +49,7 @@ struct RequestState {
   size_t met = 0;        // parts that were entered in the host's table
   size_t under_way = 0;  // parts sent and not finished
   size_t finished = 0;
-  bool lingers = false;       // the posting thread spins for it; used by that thread only
+  bool lingers = false;       // the posting thread spins for the request; used by that thread only
   bool agreed = false;        // the ranks have compared the operation, so all of them send all its parts
   bool ended = false;         // a thread has claimed the end: it calls done, or has called it
   size_t happened = 0;        // events of request.devices->after that have completed; runtime's thread only
@@ -64,7 +64,7 @@ struct RequestState {
 struct Part {
   std::shared_ptr<RequestState> posted;
   size_t number = 0;
-  size_t begin = 0;  // elements
+  size_t begin = 0;  // the part's elements are [begin, begin + count)
   size_t count = 0;
   uint64_t slot = 0;
   size_t slot_bytes = 0;
@@ -78,7 +78,7 @@ struct Part {
   int64_t came = 0;   // the time just before `since`; now_ns()
   bool started = false;
   bool announced = false;
-  bool large = false;   // more than kPostInlineBytes
+  bool large = false;   // has more bytes than kPostInlineBytes
   bool staged = false;  // uses a pinned slot (DeviceParts); counts as under way from the start of copying in
   // For the timeline.
   int64_t copied_in = 0;  // start of copying in
@@ -104,7 +104,7 @@ struct Totals {
     if (request.operation.road == DataPath::staged) return staged;
     return request.in_place ? in_place : copied;
   }
-  // All ranks have arrived at the request's first part, for which this rank waited `waited` ns. ended() follows.
+  // All ranks have arrived at the request's first part, and this rank waited `waited` ns for them. ended() follows.
   void met(const Request& request, int64_t waited) {
     waited_ns += waited;
     if (request.step == StepPhase::last) step_waited_ns += waited;
@@ -175,7 +175,7 @@ class Requests {
   void release_bytes(size_t bytes);
   // Registers a part that was entered in the host's table.
   void add(const Part& part);
-  // Registers a part without an entry, since a rank has left. It ends at once.
+  // Registers a part without an entry, since a rank has left. The part ends at once.
   void add_without_entry(const Part& part);
   // Claims the announcement of this entry's part to the other hosts: true for the first caller only.
   bool announce(uint32_t entry, uint32_t generation);

@@ -17,9 +17,9 @@ namespace mykv {
 
 namespace {
 
-constexpr useconds_t kLateUs = 500000;                   // delay of the planted fault `late`
-constexpr int64_t kLingerNs = 20000;                     // less than waking two threads takes
-constexpr int64_t kLongLingerNs = 10000000000;           // duration of the planted fault `linger`
+constexpr useconds_t kLateUs = 500000;          // delay of the planted fault `late`
+constexpr int64_t kLingerNs = 20000;            // how long a posting thread lingers; less than waking two threads takes
+constexpr int64_t kLongLingerNs = 10000000000;  // duration of the planted fault `linger`
 constexpr auto kLockPatience = std::chrono::seconds(1);  // how long a rank that breaks down waits for the table's lock
 constexpr auto kLeavingLockPatience = std::chrono::seconds(5);  // the same for a rank that leaves
 
@@ -49,7 +49,7 @@ Runtime::~Runtime() {
   } else if (!device_parts_->unsafe()) {
     context_.pinned.unregister();
   }
-  if (commands_.lost() || forked()) context_.world.let_go();  // calls no MPI after a death or in a fork
+  if (commands_.lost() || forked()) context_.world.let_go();  // makes no MPI calls after a death or in a fork
   const bool quiet = context_.transport->quiet() && context_.agreement.quiet() && context_.inquiry.quiet();
   if (!forked() && quiet) context_.world.is_quiet();
 }

@@ -17,7 +17,7 @@ namespace mykv {
 
 namespace {
 
-// Several hosts, nothing under way: sleep between polls of messages and of MPI's queues
+// Sleep between polls of messages and of MPI's queues if there are several hosts and nothing is under way.
 constexpr int64_t kIdlePollUs = 10000;
 constexpr int64_t kDrainNs = 2000000000;  // how long MPI may keep messages queued after the last operation
 constexpr int64_t kRetryUs = 1000;        // pause when the host's table, or this rank's share of memory, is full
@@ -25,12 +25,12 @@ constexpr int64_t kGpuPollUs = 200;       // interval between checks of copies, 
 constexpr int64_t kLookNs = 100000000;    // longest interval between looks for questions of other hosts
 constexpr int64_t kSleepUs = 1000000;     // upper bound of any sleep
 constexpr unsigned long kSlackNs = 1000;  // timer slack of short sleeps; Linux's default is 50 us
-// Sleep of an idle rank if there are several hosts; a process without a look for 500 ms counts as stopped
+// Sleep of an idle rank if there are several hosts. A process that does not look for 500 ms counts as stopped.
 constexpr int64_t kRestUs = 250000;
 constexpr int64_t kLostPatienceNs = 2000000000;  // wait for the failure detector to name the dead process
 constexpr auto kStandstillPatience =
-    std::chrono::seconds(5);  // of a leaving rank, while agreed operations do not advance
-// Of the ranks that stay when a rank leaves; a notice usually ends the wait earlier
+    std::chrono::seconds(5);  // how long a leaving rank waits while agreed operations do not advance
+// How long the ranks that stay wait after a rank has left; usually a notice ends the wait earlier.
 constexpr auto kGonePatience = std::chrono::seconds(20);
 
 // From begin() on, sleeps of the calling thread end on time.

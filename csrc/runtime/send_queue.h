@@ -101,7 +101,7 @@ class SendQueue {
   }
   void drop_candidate() { candidates_.pop_front(); }
 
-  // Where the last pass over the queue stopped; end(): it was complete.
+  // Where the last pass over the queue stopped; end(): the pass was complete.
   Position look() const { return look_; }
   void look_next(Position position) { look_ = position; }
 

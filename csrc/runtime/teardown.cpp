@@ -14,10 +14,11 @@ namespace mykv {
 
 namespace {
 
-constexpr int64_t kPatienceUs = 1000000;       // for the table's lock
-constexpr int64_t kWritersNs = 1000000000;     // for chunks of failed operations that other ranks have begun
+constexpr int64_t kPatienceUs = 1000000;  // how long to wait for the table's lock
+// How long to wait for chunks of failed operations that other ranks have begun.
+constexpr int64_t kWritersNs = 1000000000;
 constexpr int64_t kLostWritersNs = 200000000;  // the same, if a process with such a chunk may have died
-constexpr int64_t kFlushNs = 20000000;         // for MPI to put the last messages on the wire
+constexpr int64_t kFlushNs = 20000000;         // time for MPI to put the last messages on the wire
 constexpr useconds_t kLookUs = 1000;
 
 }  // namespace
@@ -25,7 +26,7 @@ constexpr useconds_t kLookUs = 1000;
 void Teardown::tell_departure() {
   if (!context_.agreement.speaks() || departure_told_ || context_.table.departed_rank() < 0) return;
   departure_told_ = true;
-  if (context_.agreement.closed()) return;  // rank 0 has told this host
+  if (context_.agreement.closed()) return;  // rank 0 knows already, since it has told this host
   const Departed gone = context_.table.departed();
   context_.agreement.depart(gone.rank, gone.reason);
 }

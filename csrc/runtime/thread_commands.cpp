@@ -8,7 +8,7 @@ namespace mykv {
 
 namespace {
 
-constexpr auto kAnswerPatience = std::chrono::seconds(3);  // for hosts that are asked
+constexpr auto kAnswerPatience = std::chrono::seconds(3);  // how long to wait for the answers of other hosts
 
 }  // namespace
 

@@ -29,7 +29,7 @@ class ThreadCommands {
   // Makes the thread fail with this reason.
   void break_down(const Failure& reason);
   // Sets the reason of break_down() to the death of a process of this world. Later calls of break_down() keep this
-  // reason, since the death causes later failures.
+  // reason, since the death causes their failures.
   void lose(const Failure& reason);
   bool lost() const { return lost_.load(); }
   // The reason given to break_down() or lose(); empty: not called.
@@ -66,7 +66,7 @@ class ThreadCommands {
   std::condition_variable answered_;
 
   std::atomic<bool> pending_{false};
-  std::mutex asking_mutex_;  // one question at a time
+  std::mutex asking_mutex_;  // held while a question is open, so that only one question is open at a time
   std::atomic<bool> leaving_{false};
   std::atomic<bool> lost_{false};
 };

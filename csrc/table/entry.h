@@ -82,12 +82,12 @@ struct alignas(64) RankRecord {
   uint64_t signature_hash;
   uint64_t slot;       // offset into the segment
   uint64_t placement;  // for NCCL: digest of this rank's devices
-  uint64_t launch;     // its number among this rank's launches, see LaunchOrder; 0: none yet
+  uint64_t launch;     // the operation's number among this rank's launches, see LaunchOrder; 0: none yet
   Stamps stamps;       // for timelines; valid only if this rank has arrived
   // The Entry::generation at which this rank arrived. Each use of an entry has a new one, so old records need no
   // clearing.
   std::atomic<uint32_t> arrived_in;
-  uint8_t refused;     // `text` is the reason
+  uint8_t refused;     // this rank has refused, and `text` is the reason
   LongText long_text;  // the whole text, if `text` is truncated
   char text[kTextBytes];
 };
@@ -103,7 +103,7 @@ enum class State : uint8_t {
 // For the statistics: when the ranks of the host arrived. Times of now_ns().
 struct Arrivals {
   int64_t first;
-  int64_t later;     // sum over the ranks: how long after `first`
+  int64_t later;     // sum over the ranks: how long after `first` each rank arrived
   int64_t complete;  // when the last rank arrived; with several hosts, replaced by the time at which the hosts agreed
   int32_t last;      // the local rank that came last
   bool ends_step;    // the operation is StepPhase::last
@@ -138,9 +138,9 @@ struct Signatures {
 //   its memory again when chunks_ended() is true.
 struct alignas(64) Entry {
   Key key;
-  Key first;            // of the operation's first part
+  Key first;            // key of the operation's first part
   uint32_t generation;  // number of uses of this entry
-  uint32_t next;        // in its hash chain, or in the list of free entries
+  uint32_t next;        // the next entry in the hash chain, or in the list of free entries
   State state;
   uint32_t arrived;
   std::atomic<uint32_t> left;

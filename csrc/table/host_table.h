@@ -45,7 +45,7 @@ enum class EntryQuota : uint8_t {
 struct ArriveResult {
   uint32_t entry = 0;
   uint32_t generation = 0;
-  // The table or this rank's share is full, or this rank has not left an older entry of this key: try later
+  // The table or this rank's share is full, or this rank has not left an older entry of this key: try later.
   bool table_full = false;
   bool needs_memory = false;   // table_full until memory is committed for more entries
   bool launches_wait = false;  // this rank arrived last, but another rank has locked the launch order
@@ -81,7 +81,7 @@ class HostTable {
     uint32_t pieces_to_finish;
     int32_t owner;
     uint64_t placement = 0;
-    Key first = {};  // of the operation's first part
+    Key first = {};  // key of the operation's first part
     // Limits the entries that this rank may create; it can always join an entry that another rank has created.
     EntryQuota due = EntryQuota::now;
     int64_t came = 0;  // this rank's arrival; now_ns()
@@ -223,19 +223,19 @@ class HostTable {
   friend struct testing::RuntimeAccess;
   struct alignas(64) PaddedBell : Bell {
     std::atomic<int64_t> beat{0};  // when the rank's thread was last seen
-    // Under the table's lock:
-    uint32_t ahead = 0;                   // entries that the rank has made before they were due
-    std::atomic<bool> subscribed{false};  // changed under the table's lock only
+    // Changed under the table's lock only:
+    uint32_t ahead = 0;  // entries that the rank has made before they were due
+    std::atomic<bool> subscribed{false};
   };
   struct alignas(64) Header {
     TableLock::Shared lock;
     uint32_t capacity;
     uint32_t used;                    // entries ever used
     std::atomic<uint32_t> committed;  // entries for which memory is committed
-    uint32_t free_head;               // free list
+    uint32_t free_head;               // first entry of the list of free entries
     uint32_t subscribers;
     std::atomic<int> departed_rank;  // the rank that has left, plus one; 0: none
-    SharedFailure departure;         // why
+    SharedFailure departure;         // why that rank has left
     alignas(64) std::atomic<uint64_t> log_tail;
     TableLock::Verdict verdict;
     alignas(64) std::atomic<uint32_t> timelines;  // on a cache line of its own, since every rank reads it often
@@ -300,7 +300,7 @@ class HostTable {
   Header* header_;
   PaddedBell* bells_;
   Lateness* lateness_;
-  LaunchOrder* launch_order_;             // in this table
+  LaunchOrder* launch_order_;             // the launch order in this table
   LaunchOrder* used_launches_ = nullptr;  // null: no operation uses NCCL
   std::vector<int> launching_ranks_;
   uint32_t* buckets_;

@@ -127,7 +127,7 @@ void TableLock::give_back() {
 
 bool TableLock::wait(int64_t limit_us) {
   const int64_t since = now_ns();
-  // This wait in waits_; added in the second slice, since most waits are short
+  // This wait in waits_; added in the second slice, since most waits are short.
   std::optional<std::multiset<int64_t>::iterator> entered;
   const auto leave = [&](void*) {
     if (!entered) return;

@@ -16,18 +16,18 @@ namespace mykv {
 // host can show which rank was late and which ranks reduced.
 
 enum class Stamp : uint8_t {
-  arrived,    // in the host's table
+  arrived,    // the rank arrived in the host's table
   begun,      // began to reduce; with several hosts: to reduce its slice over its host
   scatter,    // began to send its values to the other hosts ...
   scattered,  // ... and has received theirs
   gather,     // began to send its result to the other hosts ...
   gathered,   // ... and has received theirs
-  finished,   // its share of the work
+  finished,   // finished its share of the work
 };
 constexpr size_t kStamps = 7;
 
-// One rank's stamps on one operation; 0: not set. Only that rank writes them. A reader sees all stamps that were
-// written before the operation was done if it reads after that; before that it may still see an old value.
+// One rank's stamps on one operation; 0: not set. Only that rank writes them. A reader that knows that the operation is
+// done sees all stamps that were written before. Any other reader may see an old value.
 class Stamps {
  public:
   void clear() {
@@ -60,7 +60,7 @@ struct PartRecord {
   uint32_t number = 0;
   Interval copy_in;
   Interval wait;
-  Interval reduce;      // by any rank of the host
+  Interval reduce;      // reducing, by any rank of the host
   Interval scatter;     // between hosts: exchanging the values of this rank's slice
   Interval reduce_all;  // between hosts: reducing the received values
   Interval gather;      // between hosts: exchanging the results

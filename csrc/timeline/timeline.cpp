@@ -20,13 +20,13 @@ namespace mykv {
 
 namespace {
 
-// Between two writes; the records of this time are lost if the process is killed
+// Time between two writes; the records of this time are lost if the process is killed.
 constexpr auto kPeriod = std::chrono::milliseconds(100);
 constexpr size_t kMany = 20000;   // this number of parts is written without waiting for the period; some 10 MB of text
 constexpr size_t kMost = 400000;  // parts in memory (some 100 MB) if the disk is too slow; further parts are dropped
 constexpr size_t kTextBytes = 4 << 20;  // bytes of text that are written at once
 constexpr size_t kSpare = 4096;         // records that are kept for reuse
-// After a longer write the file system counts as not answering
+// After a longer write the file system counts as not answering.
 constexpr auto kLongestWrite = std::chrono::seconds(10);
 constexpr int kNice = 10;  // lower priority than training
 
@@ -97,7 +97,7 @@ int Timeline::start(FileDescriptor file, const TimelineOptions& options) {
   return 0;
 }
 
-// Call it under mutex_.
+// Call it while mutex_ is locked.
 void Timeline::end_recording() {
   if (!active_) return;
   active_ = false;

@@ -88,7 +88,7 @@ class Timeline {
   bool stopping_ = false;
   std::condition_variable over_;
   bool ended_ = false;   // the writer writes no more
-  bool active_ = false;  // records are taken
+  bool active_ = false;  // records are accepted
   bool started_ = false;
   int failure_ = 0;
   std::vector<std::atomic<uint32_t>*> interests_;

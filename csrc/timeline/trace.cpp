@@ -124,7 +124,7 @@ std::vector<PhasePiece> phases_of(const RequestRecord& request) {
   std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.time < b.time; });
 
   std::vector<PhasePiece> shown;
-  std::array<std::vector<size_t>, kPhases> open;  // pieces of each phase
+  std::array<std::vector<size_t>, kPhases> open;  // open pieces of each phase
   constexpr size_t kNobody = SIZE_MAX;
   size_t winner = kNobody;
   int64_t since = 0;

@@ -67,7 +67,7 @@ class TraceRows {
  private:
   struct Lane {
     int number;
-    int64_t end;  // of its last bar
+    int64_t end;  // end of the lane's last bar
   };
   int lane(const std::string& row, int64_t begin, int64_t end, bool on_top, std::string* out);
   void bar(int lane, std::string_view name, int64_t begin, int64_t end, std::string* out) const;

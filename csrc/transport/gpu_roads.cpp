@@ -15,7 +15,7 @@ namespace {
 // A rank's message to the other ranks, one item per line.
 struct Equipment {
   std::string road;
-  int nccl = 0;                   // its version
+  int nccl = 0;                   // NCCL's version
   std::vector<std::string> gpus;  // bus ids
   std::string problem;            // why NCCL cannot be used here
 
@@ -128,7 +128,8 @@ GpuRoads find_gpu_roads(const World& world, const Settings& settings) {
 }
 
 bool nccl_can(const Operation& operation) {
-  if (operation.kind == Kind::broadcast || operation.kind == Kind::alltoall) return true;  // bytes
+  // NCCL only moves their bytes.
+  if (operation.kind == Kind::broadcast || operation.kind == Kind::alltoall) return true;
   switch (operation.dtype) {
     case DType::bool8:
     case DType::int16:

@@ -77,7 +77,7 @@ int Communicator::size() const {
 
 namespace {
 
-constexpr size_t kMost = 8;  // pairs kept for the same processes, the newest ones; older pairs are never used again
+constexpr size_t kMost = 8;  // newest pairs that are kept for the same processes; older pairs are never used again
 
 struct Kept {
   uint64_t next = 1;  // number of the next pair

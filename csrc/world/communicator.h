@@ -24,8 +24,8 @@ class RevokeOnDeath {
   RevokeOnDeath(const RevokeOnDeath&) = delete;
   RevokeOnDeath& operator=(const RevokeOnDeath&) = delete;
 
-  // A process has died: revokes the communicators of all objects. No object can be created until begin_again().
-  // Thread-safe.
+  // A process has died: revokes the communicators of all existing objects. No object can be created until
+  // begin_again(). Thread-safe.
   static void lose();
   // All surviving ranks know which ranks have died; new objects may be created.
   static void begin_again();

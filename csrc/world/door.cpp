@@ -175,7 +175,7 @@ FileDescriptor call(const Token& name, const Token& secret) {
 
 FileDescriptor receive_descriptor(int connection) {
   DescriptorMessage in;
-  // Longer than the caller of open() keeps accepting.
+  // Longer than the rank that hands the descriptor out waits for callers.
   if (!readable(connection, 2 * kPatienceMs) || recvmsg(connection, &in.message, MSG_CMSG_CLOEXEC) != 1) return {};
   const cmsghdr* header = CMSG_FIRSTHDR(&in.message);
   if (header == nullptr || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS ||

@@ -18,10 +18,10 @@ struct Handover {
   };
   Result result = Result::joined;
   std::string failure;
-  // On a first rank that keeps its segment for itself: why the segment cannot be shared
+  // On a first rank that keeps its segment for itself: why the segment cannot be shared.
   std::string why_memory_is_not_shared;
   int rejected_callers = 0;  // on a first rank: processes that asked for its segment and do not belong to this job
-  size_t bytes = 0;          // of the segment
+  size_t bytes = 0;          // size of the segment
 };
 
 // Collective over `comm`. A failure is a result, so that no rank waits for a rank that failed. Only a failed call of

@@ -43,7 +43,8 @@ struct WorldOptions {
   std::vector<std::pair<std::string, std::string>> versions;
   // The ranks' numbers in messages, if this world is part of a larger one; empty: their ranks.
   std::vector<int> labels;
-  // Entries of a host's table. The host has at most this number of parts under way; further parts wait in their rank.
+  // Entries of a host's table. The host has at most this number of parts under way; further parts wait for a free
+  // entry.
   size_t table_capacity = kEntries;
   // Address space, in bytes, that one host's segment may take.
   size_t most_address_space = size_t{1} << 43;  // 8 TiB of the 128 TiB that x86-64 processes have
@@ -91,7 +92,7 @@ class World {
   size_t region_bytes() const { return region_bytes_; }
 
   MPI_Comm control() const { return control_.get(); }  // small messages between the hosts' first ranks
-  MPI_Comm data() const { return data_.get(); }        // slices
+  MPI_Comm data() const { return data_.get(); }        // messages with slices
   int largest_tag() const { return largest_tag_; }
 
   // Throws Error on every rank unless all ranks pass the same value. Collective.
@@ -115,7 +116,8 @@ class World {
   const WorldOptions options_;
   Communicator control_;
   Communicator data_;
-  std::vector<int> processes_;  // by their ranks in MPI_COMM_WORLD; empty if a process has no rank there
+  // The processes of this world, by their ranks in MPI_COMM_WORLD; empty if a process has no rank there.
+  std::vector<int> processes_;
   uint64_t pair_number_ = 0;
   bool quiet_ = false;
   int largest_tag_ = 32767;  // the least that MPI guarantees

@@ -10,7 +10,7 @@ namespace mykv {
 
 namespace {
 
-// Bytes of each host's values that are decoded at a time, so that they stay in cache
+// Bytes of each host's values that are decoded at a time, so that they stay in cache.
 constexpr size_t kDecodeBytes = 64 << 10;
 
 // The type of sums exchanged between rows.

@@ -13,7 +13,7 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kMostChunks = 256;       // polled at the same time
+constexpr size_t kMostChunks = 256;       // most chunks under way, which are polled together
 constexpr int64_t kHearNs = 10000000;     // longest interval between looks for notices while messages arrive
 constexpr int64_t kAwayNs = 500000000;    // a longer gap between two looks means that this process was stopped
 constexpr int64_t kListenNs = 100000000;  // how long this rank then polls for notices only

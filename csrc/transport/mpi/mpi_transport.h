@@ -78,18 +78,18 @@ class MpiTransport : public Transport {
   HostTable& table_;
   Slots slots_;
   struct Most {
-    size_t under_way;  // bytes of chunks
-    size_t carried;    // bytes of an operation
-    size_t in_a_row;   // hosts
+    size_t under_way;  // bytes of chunks under way
+    size_t carried;    // bytes of a carried operation
+    size_t in_a_row;   // hosts in one row
   };
   const Most most_;
   uint32_t slices_;
   MpiRequests requests_;
   Staging staging_;
-  std::deque<std::unique_ptr<SliceExchange>> exchanges_;  // in their agreed order
-  std::vector<std::unique_ptr<Chunk>> chunks_;            // under way, in the same order
+  std::deque<std::unique_ptr<SliceExchange>> exchanges_;  // exchanges in the order that the hosts agreed on
+  std::vector<std::unique_ptr<Chunk>> chunks_;            // chunks under way, in the same order
   size_t chunk_bytes_ = 0;                                // bytes of the chunks under way
-  uint32_t next_chunk_ = 0;                               // the chunk that enters next ...
+  uint32_t next_chunk_ = 0;                               // the number of the chunk that starts next ...
   size_t entering_ = 0;                                   // ... and its exchange: index in exchanges_
 
   Inbox notices_;

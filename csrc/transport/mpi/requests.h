@@ -39,14 +39,14 @@ class MpiRequests {
  private:
   struct Outstanding {
     size_t* pending;
-    int to;  // or kReceived
+    int to;  // the receiver's rank; kReceived if the message is received
   };
   MPI_Request* add(size_t* pending, int to);
   void remove(size_t at);
 
   MPI_Comm comm_;
   std::vector<MPI_Request> requests_;
-  std::vector<Outstanding> outstanding_;  // of each request
+  std::vector<Outstanding> outstanding_;  // one element for each element of requests_
   std::vector<int> ended_;
   Traffic sent_;
   Traffic received_;

@@ -32,7 +32,7 @@ class HostGrid {
   size_t rows() const { return rows_; }
   // Hosts of the longest row; other rows have at most one host less.
   size_t columns() const { return (hosts_ + rows_ - 1) / rows_; }
-  // Rows are hosts [begin(row), begin(row + 1)).
+  // A row consists of the hosts [begin(row), begin(row + 1)).
   size_t begin(size_t row) const { return hosts_ * row / rows_; }
   size_t row_of(size_t host) const { return ((host + 1) * rows_ - 1) / hosts_; }
   size_t width(size_t row) const { return begin(row + 1) - begin(row); }
@@ -110,7 +110,7 @@ class WireFormat {
   DType wire_;
   std::shared_ptr<CompressionState> compression_;
   size_t slice_;
-  // Whether the result is sent to all hosts; the result of a reduce stays on the host that computes it
+  // Whether the result is sent to all hosts; the result of a reduce stays on the host that computes it.
   bool result_travels_;
   double result_unit_;
 };
@@ -150,7 +150,7 @@ class SliceExchange {
     if (!reduces() || world_.hosts()[host].size() == 1) return operation().dtype;
     return partial_type(operation().dtype, operation().reduce_op);
   }
-  // The host of the operation's root, or -1.
+  // The host of the operation's root; -1: the operation has no root.
   int root_host() const { return operation().kind == Kind::allreduce ? -1 : world_.host_of(operation().root); }
   // Whether the root's host sends each host only a part of a broadcast's values, and the hosts then exchange these
   // parts as they exchange results. Each value then crosses the root's link at most twice, instead of once for each

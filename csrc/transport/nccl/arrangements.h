@@ -110,9 +110,9 @@ class Arrangements {
   std::unique_ptr<std::vector<Placement>> exchanged_;  // MPI writes this, and reads mine_
   std::unique_ptr<Placement> mine_;
   std::unique_ptr<gpu::NcclUniqueId> id_;
-  std::vector<int> devices_;  // of each rank: the number of its GPUs, then the GPUs
+  std::vector<int> devices_;  // for each rank: the number of its GPUs, then its GPUs
   int first_ = 0;             // this rank's first NCCL rank
-  int size_ = 0;              // NCCL ranks of all ranks
+  int size_ = 0;              // number of NCCL ranks in the communicator
   Arrangement making_;
   std::unordered_map<uint64_t, Arrangement> known_;
   std::map<std::vector<int>, std::shared_ptr<NcclCommunicator>> by_devices_;

@@ -39,7 +39,7 @@ class Launcher {
   // The operation with this number was launched, or never will be. Idempotent.
   void release(uint64_t number);
 
-  // Use these only when is_next_launch().
+  // Use these only when is_next_launch() is true.
   gpu::Stream& stream(int device);
   char* scratch(int device, size_t bytes);
   // Allocates scratch memory now; throws Error if the GPU has none left. It is freed only with the launcher.
@@ -51,7 +51,7 @@ class Launcher {
   struct Device {
     std::unique_ptr<gpu::Stream> stream;
     std::vector<void*> blocks;  // the last block is used for new operations; GPUs may still use the others
-    size_t bytes = 0;           // of the last block
+    size_t bytes = 0;           // bytes of the last block
   };
 
   Launcher(LaunchOrder& order, std::vector<int> ranks) : order_(order), ranks_(std::move(ranks)) {}
@@ -91,7 +91,7 @@ class Launch {
   const std::shared_ptr<NcclCommunicator> communicator_;
   Launcher& launcher_;
   std::vector<PlannedLane> lanes_;
-  std::vector<int> operators_;  // of each lane
+  std::vector<int> operators_;  // NCCL's operator for each lane
   bool own_operators_ = false;
   bool calls_finished_ = false;
   std::vector<std::shared_ptr<const gpu::Event>> ends_;

@@ -14,10 +14,12 @@ namespace mykv {
 
 namespace {
 
-constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations under way when a rank has left
-constexpr int64_t kFinishUs = 1000000;                    // for the other ranks, to end communicators together
-constexpr auto kLostPatience = std::chrono::seconds(1);   // for the failure detector to name the lost process
-constexpr auto kAbortPatience = std::chrono::seconds(5);  // for GPUs, after an abort
+// How long to wait for operations under way when a rank has left.
+constexpr auto kLeavePatience = std::chrono::seconds(5);
+constexpr int64_t kFinishUs = 1000000;  // how long to wait for the other ranks, to end communicators together
+// How long to wait for the failure detector to name the lost process.
+constexpr auto kLostPatience = std::chrono::seconds(1);
+constexpr auto kAbortPatience = std::chrono::seconds(5);  // how long to wait for GPUs after an abort
 constexpr useconds_t kAbortLookUs = 1000;
 
 }  // namespace

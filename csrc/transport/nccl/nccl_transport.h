@@ -69,7 +69,7 @@ class NcclTransport : public Transport {
   std::shared_ptr<Launcher> launcher_;
   Arrangements arrangements_;
   int usual_device_ = -1;            // the GPU for requests without memory; -1 before the first request
-  std::map<uint64_t, Item> queued_;  // by launch number
+  std::map<uint64_t, Item> queued_;  // operations to launch, by launch number
   bool begun_ = false;               // the first queued item has begun
   std::deque<Item> running_;
   Clock::time_point moved_ = Clock::now();

@@ -291,7 +291,7 @@ class Planner {
   const Neighbours& neighbours_;
   const Scratch& scratch_;
   std::vector<PlannedLane> lanes_;
-  char* result_ = nullptr;  // on the primary GPU
+  char* result_ = nullptr;  // the result on the primary GPU
 };
 
 }  // namespace
