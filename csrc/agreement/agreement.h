@@ -2,9 +2,9 @@
 // announces to rank 0 each operation at which all ranks of its host have arrived. Once every host has announced an
 // operation, rank 0 sends all hosts a verdict: a position in the common order, or the reason why it cannot run.
 //
-// Verdicts are given for as many bytes as keep the network busy. Further operations wait at rank 0, and the highest
-// priority goes first. So the gradients that the next step needs first overtake earlier ones, and memory for operations
-// under way is bounded, while all hosts keep one order.
+// Rank 0 gives verdicts only for as many bytes as keep the network busy. Further operations wait at rank 0, and the
+// highest priority goes first. So the gradients that the next step needs first overtake earlier ones, and memory for
+// operations under way is bounded, while all hosts keep one order.
 //
 // Any rank may ask rank 0 to give an operation up. Rank 0 then tells all hosts to end it, unless all have announced it:
 // an operation runs on all hosts or on none. A host on which no rank has arrived yet ignores this, and is told again
@@ -16,13 +16,13 @@
 //
 // The messages go through a tree of hosts (host_tree.h). A host in the middle announces an operation when all hosts
 // below it have announced it; verdicts and ends go down the same way, so that every host sees them in one order. A rank
-// that breaks down passes on no more messages, so rank 0 sends the news of it directly to every host. The host of the
-// broken-down rank may miss verdicts that other hosts have received. An operation in slices then fails on the other
-// hosts too, through a notice (transport/mpi). A carried operation has its result on the hosts with the verdict, and an
-// error on the others.
+// that breaks down passes on no more messages, so rank 0 tells every host of it directly. The host of the broken-down
+// rank may miss verdicts that other hosts have received. An operation in slices then fails on the other hosts too,
+// through a notice (transport/mpi). A carried operation has its result on the hosts with the verdict, and an error on
+// the other hosts.
 //
-// Names and signatures are sent once, and later messages carry only their number. They are sent again after many others
-// (KnownTexts).
+// Names and signatures are sent once, and later messages carry only their number. They are sent again after many other
+// names and signatures (KnownTexts).
 #pragma once
 
 #include <mpi.h>
@@ -133,8 +133,8 @@ class Agreement {
   void done(uint64_t sequence);
   // A rank of this host or of another host has left.
   void depart(int rank, const Failure& reason);
-  // The same for a rank that breaks down, or that has waited for an answer of rank 0 without success. This rank tells
-  // only rank 0 and the hosts below its host, and rank 0 tells all hosts.
+  // The same for a rank that breaks down, or that ends before rank 0 has answered. This rank tells only rank 0 and the
+  // hosts below its host, and rank 0 tells all hosts.
   void depart_alone(int rank, const Failure& reason);
   // Sends, receives and answers; false if there was nothing to do.
   bool progress();

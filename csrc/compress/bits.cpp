@@ -37,7 +37,7 @@ class OneBit : public TypedCompressor<OneBit> {
 
 std::shared_ptr<const Compressor> make_1bit(Parameters& parameters) { return std::make_shared<OneBit>(parameters); }
 
-// '2bit', MXNet's own: each element is sent as threshold, -threshold or nothing, in two bits. N. Strom, "Scalable
+// '2bit', as in MXNet: each element is sent as threshold, -threshold or nothing, in two bits. N. Strom, "Scalable
 // Distributed DNN Training Using Commodity GPU Cloud Computing", Interspeech 2015, sends the same values as a sparse
 // list; the two bits are MXNet's (docs, "Gradient Compression").
 

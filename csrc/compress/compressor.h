@@ -140,7 +140,7 @@ class TypedCompressor : public Compressor {
 
 // The compressors of this build, and the choice among them.
 
-// Each function takes the parameters that it knows and leaves the others.
+// Each function takes the parameters that it knows and leaves the other parameters.
 std::shared_ptr<const Compressor> make_2bit(Parameters& parameters);
 std::shared_ptr<const Compressor> make_1bit(Parameters& parameters);
 std::shared_ptr<const Compressor> make_onebit(Parameters& parameters);

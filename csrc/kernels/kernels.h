@@ -28,7 +28,7 @@ void reduce(DType dtype, ReduceOp op, const void* const* inputs, int n_inputs, v
             size_t count, double scale);
 
 // The type of partial results, which are reduced further elsewhere: float32 for sums and products of float16 and
-// bfloat16, so that the result is rounded only once, and partial results may exceed the range of 16 bits.
+// bfloat16, so that the result is rounded only once, and partial results may exceed the range of the 16-bit type.
 inline DType partial_type(DType dtype, ReduceOp op) {
   const bool half = dtype == DType::float16 || dtype == DType::bfloat16;
   return half && (op == ReduceOp::sum || op == ReduceOp::product) ? DType::float32 : dtype;

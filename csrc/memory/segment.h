@@ -21,7 +21,7 @@ class Segment {
   // Maps the segment of a descriptor that another process handed over. Throws Error unless the segment has `bytes`
   // bytes and is sealed against shrinking.
   static Segment map(FileDescriptor fd, size_t bytes);
-  // The same mapping for another rank that is a thread of this process; the other segment must outlive it.
+  // The same mapping for another rank that is a thread of this process; `other` must outlive it.
   static Segment borrow(const Segment& other);
 
   Segment(Segment&& other) noexcept;

@@ -503,8 +503,7 @@ void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::string& na
   for (std::vector<Handle>* arrays : {&call.outputs, &call.inputs}) {
     for (Handle& array : *arrays) storages.add(array);
   }
-  // Retained only now, when nothing can fail any more: after a failure, arrays that were not retained must not be
-  // released.
+  // Retained only after all steps that can fail: after a failure, arrays that were not retained must not be released.
   for (std::vector<Handle>* arrays : {&call.outputs, &call.inputs}) {
     for (Handle& array : *arrays) array = api_.retain(array);
   }

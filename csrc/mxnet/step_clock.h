@@ -12,7 +12,8 @@ struct StepTimes {
   int64_t updating_ns = 0;    // from the sums until the updates of the weights had run
 };
 
-// Thread-safe. The engine's threads call these as it runs operations of a step; other operations are ignored.
+// Thread-safe. The engine's threads call these functions when they run operations of a step; other operations are
+// ignored.
 void note_sum_begins(bool last);
 void note_sum_ends();
 void note_updated();

@@ -17,7 +17,8 @@ void bind_late_views(pybind11::module_& m);     // memory whose views may end wi
 void bind_mxnet(pybind11::module_& m);          // the MXNet of this process
 void bind_gradient_norm(pybind11::module_& m);  // mxnet/gradient_norm.h
 void bind_timeline(pybind11::module_& m);
-void bind_failed_end(pybind11::module_& m);   // failing processes end at once and by a signal, so that others notice
+// Failing processes end at once and by a signal, so that other processes notice.
+void bind_failed_end(pybind11::module_& m);
 void bind_mpi_exit(pybind11::module_& m);     // the end of MPI: when Python exits, or when the user finalizes MPI
 void bind_stall_watch(pybind11::module_& m);  // the stall watch of all groups, for a thread of Python
 

@@ -31,7 +31,7 @@ void leave_all(const std::string& reason);
 // A process has died: ends all operations of all groups of this process. The groups take no more operations.
 void lose_all(const Failure& reason);
 
-// Registers a runtime, and the runtimes that it owns, until they are destroyed.
+// Registers a runtime until it is destroyed.
 void register_runtime(const std::shared_ptr<Runtime>& runtime);
 // Every runtime that may still run.
 std::vector<std::weak_ptr<Runtime>> runtimes();

@@ -1,6 +1,6 @@
 // Views of numpy's memory end on threads of MXNet's engine, even during and after Python's exit. Python ends a thread
 // that asks for the GIL then, and with it the process ("terminate called without an active exception"). So these
-// threads only note which objects have no view any more; a thread that has the GIL drops the objects.
+// threads only note which objects no longer have a view; a thread that has the GIL drops the objects.
 #include "gpu/memory.h"
 
 #include <Python.h>

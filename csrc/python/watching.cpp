@@ -92,7 +92,7 @@ std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn
 }
 
 void begin_stall_watch() {
-  if (watches_elsewhere()) g_watching = new Watching;  // a fork that has a world of its own
+  if (watches_elsewhere()) g_watching = new Watching;  // this process is a fork that has created its own world
   std::lock_guard<std::mutex> lock(g_watching->mutex);
   g_watching->on = true;
 }

@@ -136,7 +136,7 @@ std::vector<Waiting> LateRanks::waiting_here(double least_seconds, const std::st
   const bool asks = context_.several_hosts();
   if (parts.empty())
     (void)context_.table.operation_state(
-        Key{});  // throws if the lock is stuck: threads may wait for it before they arrive
+        Key{});  // throws if a rank keeps the lock: threads may wait for the lock before they arrive
   std::vector<Waiting> result;
   std::vector<Key> asked;         // keys to ask about
   std::vector<size_t> asked_for;  // for each key, its index in the result

@@ -24,8 +24,8 @@ class PartEvents {
 
   // Handles all new events. Returns whether there were any. Throws Error if this rank cannot continue.
   bool take_events();
-  // Ends one part that is done. Returns whether there was one. A failed part waits until no rank writes into its arrays
-  // any more, but for at most a second: a rank may have been stopped while it was writing.
+  // Ends one part that is done. Returns whether there was one. A failed part waits until no rank writes into its
+  // arrays, but at most a second, since a rank may have been stopped while it was writing.
   bool take_finished();
   bool has_finished() const { return !finished_.empty(); }
 

@@ -182,7 +182,7 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
     count(part, shown_name(request.name) + ": " + context_.table.departed().failure(), 0);
     return Arrived::under_way;
   }
-  // No lock: only the runtime's thread sends requests of several parts.
+  // Needs no lock, since only the runtime's thread sends requests of several parts.
   if (posted.parts > 1 && ++posted.met == posted.parts) queue_.forget(posted);
   const bool ended = arrival.last || arrival.failed;
   const bool soon = posting && !ended && operation.bytes() <= transport.inline_limit() && spin_policy_.expect_bell();

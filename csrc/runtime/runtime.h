@@ -1,14 +1,14 @@
 // Runs requests from post() to done: the share is copied into a slot, the part arrives in the host's table, the
 // transport works, the result is copied out. A small request of the rank that arrives last runs on the thread that
-// posts it. Everything else runs on the runtime's own thread, or on a thread that waits for a request and stands in for
-// it. Only these threads wait for other ranks.
+// posts it. Everything else runs on the runtime's thread, or on a thread that waits for a request and stands in for it.
+// Only these threads wait for other ranks.
 //
 //   post() -> Requests -> Sender -> Parts, DeviceParts -> table, transports -> PartEvents -> Parts, DeviceParts
 //
 // Locks: the mutex of Requests guards requests and parts. Turns, ThreadCommands, DeviceParts and TimelineNotes have a
 // mutex each for their own members. leave(), and a question to other hosts (ThreadCommands), take a lock before all
-// others. The table's lock is taken before the mutex of Requests. A thread that holds one of the other locks takes no
-// further lock.
+// other locks. The table's lock is taken before the mutex of Requests. A thread that holds one of the other locks takes
+// no further lock.
 #pragma once
 
 #include <mpi.h>

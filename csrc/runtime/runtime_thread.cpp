@@ -25,7 +25,8 @@ constexpr int64_t kGpuPollUs = 200;       // interval between checks of copies, 
 constexpr int64_t kLookNs = 100000000;    // longest interval between looks for questions of other hosts
 constexpr int64_t kSleepUs = 1000000;     // upper bound of any sleep
 constexpr unsigned long kSlackNs = 1000;  // timer slack of short sleeps; Linux's default is 50 us
-// Sleep of an idle rank if there are several hosts. A process that does not look for 500 ms counts as stopped.
+// Sleep of an idle rank if there are several hosts. A process that does not look at the network for 500 ms counts as
+// stopped.
 constexpr int64_t kRestUs = 250000;
 constexpr int64_t kLostPatienceNs = 2000000000;  // wait for the failure detector to name the dead process
 constexpr auto kStandstillPatience =
@@ -87,7 +88,7 @@ void RuntimeThread::run() {
   context_.launcher.reset();
 }
 
-// Returns when this rank leaves and no rank needs it any more, or when its patience is over.
+// Returns when this rank leaves and no other rank needs it, or when this rank has waited long enough.
 void RuntimeThread::work_until_leaving() {
   Bell& bell = context_.bell();
   Standstill standstill;

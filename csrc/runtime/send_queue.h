@@ -57,7 +57,7 @@ class SendQueue {
     posted.sequence = sequence;
     sequences_.insert(sequence);
   }
-  // Whether the hosts agreed on this request before all others that still have parts to arrive.
+  // Whether the hosts agreed on this request before all other requests with parts that have not arrived.
   bool is_first_agreed(const RequestState& posted) const {
     return posted.sequence && !sequences_.empty() && *posted.sequence == *sequences_.begin();
   }

@@ -86,7 +86,7 @@ void Teardown::tell_rank_0(const Departed& gone) {
   }
 }
 
-// When the caller of an operation gets the error, no rank may touch the operation's memory any more. Some MPIs report a
+// When the caller of an operation gets the error, no rank may still use the operation's memory. Some MPIs report a
 // message as sent while it waits in an internal queue, which only further MPI calls empty.
 void Teardown::wait_until_unused(const std::vector<uint32_t>& mine) {
   const int64_t patience = commands_.lost() ? kLostWritersNs : kWritersNs;

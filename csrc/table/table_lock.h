@@ -60,7 +60,7 @@ struct TableLocked : Error {
   int holder;  // local rank, or -1: the holder was stopped before it had recorded itself
 };
 
-// No rank of this host uses the table any more; the text says why.
+// No rank of this host may use the table; the text says why.
 struct TableVerdict : Error {
   explicit TableVerdict(const std::string& text) : Error(text, ErrorCode::table_locked) {}
 };
@@ -73,7 +73,7 @@ class TableLock {
     std::atomic<uint64_t> holding{
         0};  // how often the lock was taken, times kHolderRanks, plus the holder's local rank + 1
   };
-  // In shared memory, on cache lines of its own, since every rank reads it all the time.
+  // In shared memory, on cache lines of its own, since every rank reads it often.
   struct alignas(64) Verdict {
     static constexpr size_t kTextBytes = 1024;
     std::atomic<uint32_t> state{0};  // 0: the table is good; kWriting, kGiven

@@ -22,8 +22,9 @@ namespace {
 
 // Time between two writes; the records of this time are lost if the process is killed.
 constexpr auto kPeriod = std::chrono::milliseconds(100);
-constexpr size_t kMany = 20000;   // this number of parts is written without waiting for the period; some 10 MB of text
-constexpr size_t kMost = 400000;  // parts in memory (some 100 MB) if the disk is too slow; further parts are dropped
+constexpr size_t kMany = 20000;  // this number of parts is written without waiting for the period; some 10 MB of text
+// Parts in memory (some 100 MB) if the disk is too slow; further operations are left out.
+constexpr size_t kMost = 400000;
 constexpr size_t kTextBytes = 4 << 20;  // bytes of text that are written at once
 constexpr size_t kSpare = 4096;         // records that are kept for reuse
 // After a longer write the file system counts as not answering.

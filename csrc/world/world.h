@@ -1,5 +1,5 @@
 // The world: its ranks, their hosts, and the communicators and the segment that the ranks share. All ranks create it
-// together, once, with plain MPI calls; after that only the runtime's own thread calls MPI.
+// together, once, with plain MPI calls; after that only the runtime's thread calls MPI.
 #pragma once
 
 #include <mpi.h>

@@ -32,7 +32,7 @@ class Slots {
   // For elements [begin, end): reduces all shares, without scaling, into the memory at `to`, as values of
   // partial_type().
   void sum_into(Entry& entry, size_t begin, size_t end, char* to) const;
-  // Writes this memory into every slot.
+  // Copies the memory at `from` into every slot.
   void fill(Entry& entry, const char* from) const;
   // For elements [begin, end): copies the slot of `source` into every other slot.
   void spread(Entry& entry, size_t begin, size_t end, int source) const;

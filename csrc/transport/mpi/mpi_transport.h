@@ -10,8 +10,9 @@
 // the rows and then in the columns of a grid (HostGrid), which takes fewer messages.
 //
 // Slices travel in chunks, so that reducing on the host, both directions of the network and writing to the slots
-// overlap. Chunks start in the order that the hosts agreed on, limited in number and by the memory for what they
-// receive. The first unfinished chunk is under way on all hosts, so hosts that wait for memory cannot deadlock.
+// overlap. Chunks start in the order that the hosts agreed on. Their number is limited, and so is the memory for values
+// that they receive. The first unfinished chunk is under way on all hosts, so hosts that wait for memory cannot
+// deadlock.
 //
 // An operation of few bytes has no slices: the agreement's messages carry it (agreement/agreement.h).
 //

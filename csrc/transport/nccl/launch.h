@@ -50,7 +50,7 @@ class Launcher {
  private:
   struct Device {
     std::unique_ptr<gpu::Stream> stream;
-    std::vector<void*> blocks;  // the last block is used for new operations; GPUs may still use the others
+    std::vector<void*> blocks;  // the last block is used for new operations; GPUs may still use older blocks
     size_t bytes = 0;           // bytes of the last block
   };
 
@@ -97,7 +97,7 @@ class Launch {
   std::vector<std::shared_ptr<const gpu::Event>> ends_;
 };
 
-// Reserves the memory that a request needs on this rank's GPUs in addition to its arrays, as far as that is known
+// Reserves memory on this rank's GPUs for a request, in addition to its arrays. It reserves what is known to be needed
 // before the other ranks have arrived. Throws Error if a GPU has no memory left.
 void reserve_scratch(const Request& request, const Placement& placement, int rank, Launcher& launcher);
 
