@@ -28,7 +28,7 @@ enum class ErrorCode : uint8_t {
   no_memory,     // no ranks
   mpi,           // a call of MPI has failed; no ranks
 };
-// Error.code in Python.
+// The values of Error.code in Python, in the order of ErrorCode.
 constexpr const char* kErrorCodes[] = {"other",    "refused", "mismatch", "departed",     "dead",      "given_up",
                                        "deadlock", "stalled", "left",     "table_locked", "no_memory", "mpi"};
 static_assert(std::size(kErrorCodes) == static_cast<size_t>(ErrorCode::mpi) + 1);

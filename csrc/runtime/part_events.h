@@ -29,7 +29,8 @@ class PartEvents {
   bool take_finished();
   bool has_finished() const { return !finished_.empty(); }
 
-  // At the end of the runtime:
+  // Functions for the end of the runtime.
+
   // Finds entries that ended with a result before this rank noticed: other ranks may have taken the result.
   void find_finished(const std::vector<uint32_t>& entries);
   // Ends the parts that have a result.

@@ -131,7 +131,8 @@ class Requests {
   // Only for the lock-order check.
   std::mutex& mutex() { return mutex_; }
 
-  // Posting.
+  // Functions for posting requests.
+
   // Registers a request. `direct`: the calling thread sends its only part; otherwise the runtime's thread does.
   // Throws Error with the reason after refuse_new() or close().
   void take_over(const std::shared_ptr<RequestState>& posted, bool direct);
@@ -154,7 +155,8 @@ class Requests {
   std::vector<std::shared_ptr<RequestState>> close(const Failure& reason,
                                                    std::vector<std::shared_ptr<RequestState>> others);
 
-  // Sending, by the runtime's thread.
+  // Functions for sending parts, which only the runtime's thread calls.
+
   // Whether the staging limit allows another slot.
   bool has_room();
   enum class Next { part, none, not_yet, no_room };
@@ -168,7 +170,8 @@ class Requests {
   // Only for the runtime's thread, which sets it.
   bool is_crowded_out() const { return crowded_out_since_ != 0; }
 
-  // Parts.
+  // Functions for parts under way.
+
   // Counts the slots of a staged part as used.
   void take_slots(const Part& part, size_t slots);
   // Counts slots of `bytes` bytes as released or lost.
@@ -201,7 +204,8 @@ class Requests {
   // how long the part waited for other ranks.
   bool finish(const Part& part, const Failure& error, int64_t waited_ns);
 
-  // Queries.
+  // Functions that read the state.
+
   Totals totals();
   // Entries of this rank's parts, with their generations.
   std::vector<std::pair<uint32_t, uint32_t>> generations();

@@ -45,7 +45,8 @@ class SpinPolicy {
  public:
   explicit SpinPolicy(int local_size);
 
-  // Waiting for other ranks of the host, which ring a bell.
+  // Functions for waiting for other ranks of the host, which ring a bell.
+
   // This rank has arrived with a small share, so an event may follow soon. Returns whether spinning is likely to pay;
   // the caller then wakes the thread. Thread-safe.
   bool expect_bell() {
@@ -53,14 +54,15 @@ class SpinPolicy {
     until_.store(now_ns() + kSpinNs, std::memory_order_relaxed);
     return true;
   }
-  // Spins until the bell rings, the granted time is over or it is `until_ns` (now_ns()). Returns whether the bell rang.
-  // Only for the thread.
+  // Spins until the bell rings, until the granted time is over, or until `until_ns` (now_ns()). Returns whether the
+  // bell rang. Only for the runtime's thread.
   bool spin(const Bell& bell, uint32_t seen, int64_t until_ns);
 
-  // Waiting for a network, which cannot wake the thread: polling. Only for the thread.
-  // For small operations it polls without sleeping for about as long as a few wake-ups take on this host and others.
-  // Then it sleeps for a fixed fraction (1 / kPart) of the time that it has waited. So the wait is longer by at most
-  // that fraction, and a long wait costs almost no processor time.
+  // Functions for waiting for a network, which cannot wake the thread, so the thread polls. Only for the runtime's
+  // thread. For small operations it polls without sleeping for about as long as a few wake-ups take on this host and
+  // others. Then it sleeps for a fixed fraction (1 / kPart) of the time that it has waited. So the wait is longer by at
+  // most that fraction, and a long wait costs almost no processor time.
+
   // Something arrived or was sent.
   void moved();
   // How long to sleep until the next poll (us), or 0 to poll again after yielding. `flowing`: bytes are on their way,

@@ -20,7 +20,8 @@ class ThreadCommands {
  public:
   ThreadCommands(RuntimeContext& context, Requests& requests) : context_(context), requests_(requests) {}
 
-  // For all threads.
+  // Functions for all threads.
+
   // Makes the thread end after its work for the other ranks.
   void leave(const std::string& reason);
   bool leaving() const { return leaving_.load(); }
@@ -42,7 +43,8 @@ class ThreadCommands {
   // Whether a failure detector calls lose() soon after a process has died. One flag for all runtimes of this process.
   static std::atomic<bool>& watched();
 
-  // For the runtime's thread.
+  // Functions for the runtime's thread.
+
   // Whether take() has something to do, or still sends a message.
   bool pending() const { return pending_.load(std::memory_order_acquire); }
   // Executes the commands. True if there were any. Throws Error with the reason of break_down() or lose().

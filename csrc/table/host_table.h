@@ -310,7 +310,7 @@ class HostTable {
   struct {
     mutable std::mutex mutex;
     Failure why;                   // empty: memory is not short
-    int64_t since = 0;             // the last attempt; coarse_now_ns()
+    int64_t since = 0;             // when memory was last lacking; coarse_now_ns()
     std::atomic<bool> met{false};  // the last entry that this rank wanted needs more memory
   } lack_;
   mutable TableLock lock_;
