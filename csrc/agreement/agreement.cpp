@@ -39,7 +39,7 @@ std::vector<LateRank> LateHosts::ranks() {
 
 namespace {
 
-constexpr int kMostTaken = 256;  // messages handled before other work is checked
+constexpr int kMostTaken = 256;  // most messages handled in one call of progress()
 
 Message departure(Message::Type type, int rank, const Failure& reason) {
   Message m;
@@ -78,13 +78,13 @@ void Agreement::announce(uint32_t index, uint32_t sequence_numbers, std::optiona
   const bool by_nccl = entry.operation.road == DataPath::nccl;
   if (by_nccl) m.placement = table_.placement(entry);
   if (told_.here.size() >= KnownTexts::kRemembered) told_.here.clear();
-  if (!record.refused && told_.here.insert(m.number).second) {  // a refusal has its reason in the error
+  if (!record.refused && told_.here.insert(m.number).second) {  // a refusal is sent as the error, with its reason
     m.has_texts = true;
     m.name = entry.name;
     m.signature = table_.text_of(record);
   }
   outstanding_.add({m.key.high, m.key.low}, carried.has_value());
-  // Valid for all hosts: they have the same operation, or it does not run.
+  // This host's values are right for all hosts: if another host has a different operation, the operation does not run.
   Pending& pending = pending_[{m.key.high, m.key.low}];
   pending.sequence_numbers = sequence_numbers;
   pending.bytes = by_nccl || carried ? 0 : entry.operation.bytes();
@@ -121,7 +121,8 @@ void Agreement::depart(int rank, const Failure& reason) {
 
 void Agreement::depart_alone(int rank, const Failure& reason) {
   const Message m = departure(Message::Type::lost, rank, reason);
-  if (speaks()) outbox_.down(m);  // rank 0 may have ended, and its messages may not reach hosts below this rank
+  // Rank 0 may have ended, and then its messages do not reach the hosts below this rank's host.
+  if (speaks()) outbox_.down(m);
   if (world_.rank() == 0) {
     outbox_.past_children(m);
   } else {
@@ -161,7 +162,7 @@ void Agreement::handle(Message m, int from) {
       if (tree_.is_root() || from == tree_.parent() || from == 0) {
         depart(m);
       } else {
-        outbox_.up(m, false);  // rank 0 decides when a departure counts
+        outbox_.up(m, false);  // rank 0 decides in which order departures and verdicts take effect
       }
       return;
     case Message::Type::give_up:
@@ -184,12 +185,12 @@ void Agreement::take_verdict(Message m) {
   if (has_result) results_[key] = std::move(m.values);
   if (table_.agree(m.key, m.number, m.error, m.placement, has_result)) return;
   results_.erase(key);
-  // The other hosts begin the operation, so they must be told that this host does not.
+  // The other hosts begin the operation, so this rank fails, and its failure tells them that this host does not.
   if (table_.departed_rank() >= 0) throw table_.departed();
 }
 
-// Rank 0 tells every host, including the sender, in the order of its verdicts: on all hosts the same operations were
-// agreed on before this message, and none after it.
+// Rank 0 sends the departure to every host, even to the sender, in order with its verdicts. So all hosts agree on the
+// same operations before this message, and on none after it.
 void Agreement::depart(const Message& m) {
   if (tree_.is_root() && departed_.empty()) {
     departed_ = Departed(static_cast<int>(m.number), m.error).failure();
@@ -235,8 +236,8 @@ void Agreement::tell_end(const Key& key, const Failure& reason, bool again) {
   end(m);
 }
 
-// Runs on every host. If this host announced the operation after rank 0 sent `end`, the host above sends `end` again
-// when it gets the announcement.
+// Runs on every host. If this host announced the operation after rank 0 had sent `end`, the host above sends `end`
+// again when it receives the announcement.
 void Agreement::end(const Message& m) {
   const std::pair key{m.key.high, m.key.low};
   if (m.number == 0 && (tree_.is_root() || !tree_.children().empty())) {
@@ -254,7 +255,7 @@ void Agreement::end(const Message& m) {
   take_ended(ended, world_.rank());
 }
 
-// A branch of the tree has ended the operation.
+// A branch of the tree has ended the operation. When all branches have, tells the host above.
 void Agreement::take_ended(const Message& m, int from) {
   const auto it = given_up_.find({m.key.high, m.key.low});
   if (it != given_up_.end()) {
@@ -292,7 +293,7 @@ void Agreement::collect(Message m, int from) {
     const uint64_t of[2] = {static_cast<uint64_t>(from), m.placement};
     p.placement += hash_bytes(of, sizeof of, 0);
   }
-  if (!m.error.empty()) p.error = m.error;  // a host's own error says more than a comparison here
+  if (!m.error.empty()) p.error = m.error;  // a host's own error says more than the comparison below
   if (p.error.empty() && p.text != m.number) {
     const KnownTexts::Texts one = texts_.get(p.text), other = texts_.get(m.number);
     const int rank = world_.label(from);
@@ -315,7 +316,7 @@ void Agreement::collect(Message m, int from) {
   }
 }
 
-// This host and all hosts below it have announced the operation.
+// Announces an operation to the host above, after this host and all hosts below it have announced it.
 void Agreement::announce_part(const Key& key, const Pending& pending, int64_t now) {
   Message m;
   m.type = Message::Type::announce;
@@ -334,11 +335,11 @@ void Agreement::announce_part(const Key& key, const Pending& pending, int64_t no
     m.name = texts.name;
     m.signature = texts.signature;
   }
-  // A rank may be waiting for a small operation, but many in a row share messages too.
+  // A single small operation is sent at once, since a rank may be waiting for it. Several in a row share messages.
   outbox_.up(m, m.error.empty() && !(pending.carried && outstanding_.carried() <= 1));
 }
 
-// On rank 0: all hosts have announced the operation.
+// On rank 0: all hosts have announced the operation, so it fails or becomes ready.
 void Agreement::decide(const Key& key, Pending pending, int64_t now) {
   if (!Timeline::on()) observed_.arrivals.clear();
   if (!pending.error.empty()) {
@@ -380,10 +381,10 @@ std::vector<char> Agreement::combined(const Pending& pending, bool whole) const 
   return rounded;
 }
 
-// Gives verdicts to ready operations within most_bytes_, but for at least two operations, however large: otherwise the
-// network would idle while the next verdict travels. Once the limit is reached, verdicts wait until half of the bytes
-// are done, so that they share messages. When a rank has left, all ready operations get their verdict, since all hosts
-// had announced them before.
+// Gives verdicts to ready operations within most_bytes_. At least two operations, however large, have a verdict and are
+// not done: otherwise the network would be idle while the next verdict is sent. Once the limit is reached, verdicts
+// wait until half of the bytes are done, so that several verdicts share messages. When a rank has left, all ready
+// operations get their verdict, since all hosts announced them before.
 void Agreement::give_verdicts() {
   if (under_way_.bytes.size() < 2 || under_way_.all_bytes <= most_bytes_ / 2) under_way_.is_full = false;
   while (!ready_.empty()) {

@@ -2,9 +2,9 @@
 // announces to rank 0 each operation at which all ranks of its host have arrived. Once every host has announced an
 // operation, rank 0 sends all hosts a verdict: a position in the common order, or the reason why it cannot run.
 //
-// Verdicts are given for as many bytes as keep the network busy. Further operations wait at rank 0, and the highest
-// priority goes first. So the gradients that the next step needs first overtake earlier ones, and memory for operations
-// under way is bounded, while all hosts keep one order.
+// Rank 0 gives verdicts only for as many bytes as keep the network busy. Further operations wait at rank 0, and the
+// highest priority goes first. So the gradients that the next step needs first overtake earlier ones, and memory for
+// operations under way is bounded, while all hosts keep one order.
 //
 // Any rank may ask rank 0 to give an operation up. Rank 0 then tells all hosts to end it, unless all have announced it:
 // an operation runs on all hosts or on none. A host on which no rank has arrived yet ignores this, and is told again
@@ -16,13 +16,13 @@
 //
 // The messages go through a tree of hosts (host_tree.h). A host in the middle announces an operation when all hosts
 // below it have announced it; verdicts and ends go down the same way, so that every host sees them in one order. A rank
-// that breaks down passes on no more messages, so rank 0 sends the news of it directly to every host. The host of the
-// broken-down rank may miss verdicts that other hosts have received. An operation in slices then fails on the other
-// hosts too, through a notice (transport/mpi). A carried operation has its result on the hosts with the verdict, and an
-// error on the others.
+// that breaks down passes on no more messages, so rank 0 tells every host of it directly. The host of the broken-down
+// rank may miss verdicts that other hosts have received. An operation in slices then fails on the other hosts too,
+// through a notice (transport/mpi). A carried operation has its result on the hosts with the verdict, and an error on
+// the other hosts.
 //
-// Names and signatures are sent once, and later messages carry only their number. They are sent again after many others
-// (KnownTexts).
+// Names and signatures are sent once, and later messages carry only their number. They are sent again after many other
+// names and signatures (KnownTexts).
 #pragma once
 
 #include <mpi.h>
@@ -49,11 +49,12 @@
 
 namespace mykv {
 
-// For the statistics of rank 0: which rank came last to the operations of several hosts, and how long the others waited
-// for it. The hosts' announcements say which of their ranks came last; rank 0's clock says which announcement did.
+// For the statistics of rank 0: which rank came last to the operations of several hosts, and how long the other ranks
+// waited for it. The announcement of a host says which of its ranks came last. Rank 0's clock shows which announcement
+// came last.
 
-// How far the hosts are with one operation, as this rank sees it; a branch is one host, or a host with all hosts below
-// it.
+// How many hosts have announced one operation, and when, as this rank sees it. A branch is one host, or a host with all
+// hosts below it.
 struct HostsMeeting {
   int64_t first = 0;   // when the first branch announced; now_ns()
   int64_t later = 0;   // sum over ranks: how long after `first` their branch announced
@@ -67,11 +68,11 @@ class LateHosts {
  public:
   LateHosts(const World& world, const HostTree& tree) : world_(world), tree_(tree) {}
 
-  // A branch has announced the operation. Changes `meeting` only.
+  // A branch has announced the operation. Changes only `meeting`.
   void announced(HostsMeeting* meeting, const Message& message, size_t branch, int64_t now) const;
   // The total time that the ranks of all branches have waited, if the last announcement came at `now`.
   int64_t waited(const HostsMeeting& meeting, int64_t now) const;
-  // Counts a complete meeting of all hosts.
+  // Counts an operation that all hosts have announced.
   void complete(const HostsMeeting& meeting, int64_t now);
   std::vector<LateRank> ranks();
 
@@ -79,7 +80,7 @@ class LateHosts {
   const World& world_;
   const HostTree& tree_;
   std::mutex mutex_;
-  std::map<int, Lateness> of_;  // by rank
+  std::map<int, Lateness> of_;  // how late each rank was, by rank
 };
 
 // Names and signatures that other hosts have sent, by the number of the pair. Old pairs are dropped.
@@ -116,32 +117,33 @@ class KnownTexts {
 
 class Agreement {
  public:
-  // `most_bytes`: limit for all operations that have their verdict and are not done. `fan_out`: of the tree of hosts.
+  // `most_bytes`: limit for all operations that have their verdict and are not done. `fan_out`: the fan-out of the
+  // tree.
   Agreement(const World& world, HostTable& table, size_t most_bytes, size_t fan_out);
 
-  // Whether this rank speaks for its host.
+  // Whether this rank is the one that sends and receives the agreement's messages for its host.
   bool speaks() const { return world_.hosts().size() > 1 && world_.local_rank() == 0; }
   // All ranks of this host have arrived at the entry, which uses `sequence_numbers` numbers. `carried`: this host's
-  // contribution to a carried operation: its sum, or for a broadcast the values (root's host) or nothing. `error`: why
-  // the operation failed on this host; empty: it did not.
+  // contribution to a carried operation: its sum; for a broadcast, the values on the root's host, and nothing on other
+  // hosts. `error`: why the operation failed on this host; empty: it did not fail.
   void announce(uint32_t entry, uint32_t sequence_numbers, std::optional<std::vector<char>> carried, Failure error);
-  // The result of a carried operation that has its verdict. Forgets it.
+  // Returns and forgets the result of a carried operation that has its verdict.
   std::vector<char> take_result(const Key& key);
   // An operation that was agreed on under this sequence number is done on this host.
   void done(uint64_t sequence);
   // A rank of this host or of another host has left.
   void depart(int rank, const Failure& reason);
-  // The same for a rank that breaks down or ends without an answer from rank 0. This rank tells only rank 0 and the
-  // hosts below, and rank 0 tells all hosts.
+  // The same for a rank that breaks down, or that ends before rank 0 has answered. This rank tells only rank 0 and the
+  // hosts below its host, and rank 0 tells all hosts.
   void depart_alone(int rank, const Failure& reason);
   // Sends, receives and answers; false if there was nothing to do.
   bool progress();
-  // Any rank may call give_up() and progress_sending(), also a rank that does not speak for its host. give_up() asks
-  // for the end of an operation on all hosts, unless all have announced it. progress_sending() moves messages on.
+  // Any rank may call give_up() and progress_sending(), even if it does not speak for its host. give_up() asks
+  // rank 0 to end an operation on all hosts, unless all have announced it. progress_sending() moves messages on.
   void give_up(const Key& key, const Failure& reason);
   void progress_sending();
   // For the timeline of rank 0: when each host, named by its first rank, announced the operation for itself and the
-  // hosts below it. Forgets the times.
+  // hosts below it. The agreement then forgets the times.
   std::vector<ArrivalRecord> take_arrivals(const Key& key);
   // On rank 0: how late the ranks of all hosts were. Thread-safe.
   std::vector<LateRank> late_ranks() { return observed_.late.ranks(); }
@@ -158,7 +160,7 @@ class Agreement {
 
  private:
   using KeyNumbers = std::pair<uint64_t, uint64_t>;
-  // Announcements of this host without a verdict.
+  // This host's announcements that have no verdict yet.
   class Outstanding {
    public:
     void add(const KeyNumbers& key, bool carried) {
@@ -187,10 +189,10 @@ class Agreement {
     Failure error;
     int32_t priority = 0;
     uint32_t sequence_numbers = 1;
-    size_t bytes = 0;        // of network memory
-    uint64_t placement = 0;  // sum over the branches
+    size_t bytes = 0;        // bytes that the operation occupies in network memory
+    uint64_t placement = 0;  // sum of the branches' digests
     std::optional<Operation> carried;
-    std::vector<std::vector<char>> values;  // of a carried operation, by branch
+    std::vector<std::vector<char>> values;  // values of a carried operation, by branch
     std::vector<ArrivalRecord> arrivals;
     HostsMeeting meeting;
   };
@@ -203,7 +205,7 @@ class Agreement {
 
   struct GivenUp {
     Failure reason;
-    std::set<int> left;  // first ranks of the branches that have not ended it
+    std::set<int> left;  // first ranks of the branches that have not ended the operation
   };
 
   bool send_ready();
@@ -232,23 +234,24 @@ class Agreement {
   Traffic received_;
   Outstanding outstanding_;
   std::map<KeyNumbers, Pending> pending_;
-  // If an end comes late, an entry may stay here until the runtime ends. It does no harm, since no key comes twice:
-  // turns count up, and a name is not used again after forget() (kvstore_plugin/coordination/operation_names.py).
+  // If a message about an end comes late, an entry may stay here until the runtime ends. That is harmless, since keys
+  // never repeat: turns count up, and a name is not used again after forget()
+  // (kvstore_plugin/coordination/operation_names.py).
   std::map<KeyNumbers, GivenUp> given_up_;
-  std::map<KeyNumbers, std::vector<char>> results_;  // of carried operations
+  std::map<KeyNumbers, std::vector<char>> results_;  // results of carried operations
   KnownTexts texts_;
   struct {
     std::unordered_set<uint64_t> here;   // numbers of this host's texts that texts_ has
     std::unordered_set<uint64_t> above;  // numbers of the texts that the host above has received
   } told_;
-  bool closed_ = false;  // no further operations are agreed on
+  bool closed_ = false;  // no more operations are agreed on
 
   // Used by rank 0 only.
   uint64_t next_sequence_ = 1;
   std::map<std::pair<int64_t, uint64_t>, Ready> ready_;
   uint64_t ready_count_ = 0;
   struct {
-    std::map<uint64_t, size_t> bytes;  // by sequence number
+    std::map<uint64_t, size_t> bytes;  // bytes of each operation under way, by sequence number
     size_t all_bytes = 0;
     bool is_full = false;
   } under_way_;

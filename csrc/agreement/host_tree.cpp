@@ -12,7 +12,7 @@ HostTree::HostTree(const World& world, size_t fan_out)
       host_(static_cast<size_t>(world.host())),
       parent_(world.hosts()[host_ == 0 ? 0 : parent_of(host_)][0]) {
   const std::vector<std::vector<int>>& hosts = world.hosts();
-  // From the last host to the first, since a host's children come after it.
+  // Goes from the last host to the first, since a host's children have higher numbers.
   std::vector<size_t> below(hosts.size());
   for (size_t host = hosts.size(); host-- > 0;) {
     below[host] += hosts[host].size();

@@ -1,6 +1,6 @@
-// The tree through which the hosts' first ranks pass on announcements and verdicts, so that no rank sends to or hears
-// from more hosts than the fan-out. The host of rank 0 is the root; with at most fan_out + 1 hosts all others are its
-// children.
+// The tree through which the hosts' first ranks pass on announcements and verdicts. It limits how many hosts a rank
+// exchanges messages with: one parent, and up to fan_out children. The host of rank 0 is the root. If there are at most
+// fan_out + 1 hosts, all other hosts are its children.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,13 @@ class HostTree {
   HostTree(const World& world, size_t fan_out);
 
   bool is_root() const { return host_ == 0; }
-  // First ranks of the host above (this rank itself at the root) and of the hosts below.
+  // parent(): the first rank of the host above; at the root, this rank itself. children(): the first ranks of the hosts
+  // below.
   int parent() const { return parent_; }
   const std::vector<int>& children() const { return children_; }
   // Whether some hosts are not children of the root.
   bool is_deep() const { return world_.hosts().size() > fan_out_ + 1; }
-  // Sources of announcements here: this host, and each child on behalf of all hosts below it.
+  // The number of sources of announcements: this host, and each child, which speaks for all hosts below it.
   size_t branches() const { return 1 + children_.size(); }
   // The position of a branch in the order in which values are combined: this host first. Throws Error if `from` is
   // neither this rank nor a child.
@@ -39,7 +40,7 @@ class HostTree {
   const size_t host_;
   int parent_;
   std::vector<int> children_;
-  std::vector<size_t> ranks_;  // by branch
+  std::vector<size_t> ranks_;  // number of ranks of each branch
   size_t all_ranks_ = 0;
 };
 

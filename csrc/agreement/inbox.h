@@ -1,4 +1,4 @@
-// Messages of any length from other ranks, received without blocking on a sender: MPI transfers a large message only
+// Messages of any length from other ranks, received without waiting for a sender: MPI transfers a large message only
 // after a handshake, which a stopped or dead sender does not answer.
 #pragma once
 
@@ -32,7 +32,7 @@ class Inbox {
   };
   MPI_Comm comm_;
   int tag_;
-  std::list<Coming> coming_;  // in the order in which they were matched: that of sending, for each sender
+  std::list<Coming> coming_;  // in the order in which MPI matched them, which for each sender is the order of sending
 };
 
 }  // namespace mykv

@@ -37,7 +37,7 @@ bool Inquiry::answer_one() {
       answer.through.push_back(named(operation_state.through));
     }
   } catch (const Error&) {
-    return true;  // the table is locked; the asking rank sees that this host does not answer
+    return true;  // the table is locked; the asking rank notices that this host does not answer
   }
   answer.unresponsive = named(table_.unresponsive());
   sendings_.send(std::make_shared<const std::vector<char>>(encode(answer)), asker, kAnswerTag);

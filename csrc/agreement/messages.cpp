@@ -22,7 +22,7 @@ void put_text(std::vector<char>* out, const std::string& text) {
   put(out, kept.data(), size);
 }
 
-// Instead of an operation.
+// Whether the message has the number of a rank instead of the key of an operation.
 bool names_rank(Message::Type type) { return type == Message::Type::depart || type == Message::Type::lost; }
 
 void put_code(std::vector<char>* out, const Failure& failure) {
@@ -145,7 +145,8 @@ Question decode_question(const std::vector<char>& bytes) {
   return question;
 }
 
-// Encoded as the question's number, then lists of ranks, each after its length: two for each key, one at the end.
+// Encoded as the question's number, then lists of ranks, each after its length: two lists for each key, and one list at
+// the end.
 std::vector<char> encode(const OperationStates& states) {
   std::vector<char> bytes;
   put_number(&bytes, states.question);

@@ -58,7 +58,7 @@ class Reader {
 };
 
 struct Message {
-  static constexpr int64_t kMostWaited = int64_t{1} << 50;  // 13 days; sums over all hosts fit
+  static constexpr int64_t kMostWaited = int64_t{1} << 50;  // 13 days; sums over all hosts fit into 64 bits
   enum class Type : uint8_t {
     announce = 1,
     verdict = 2,
@@ -71,24 +71,25 @@ struct Message {
 
   Type type = Type::announce;
   Key key;
-  // announce: number of the texts; verdict: the sequence number; depart and lost: the rank; end: 1 if told again.
+  // announce: the number of the texts; verdict: the sequence number; depart and lost: the rank; end: 1 if it is sent
+  // again.
   uint64_t number = 0;
-  int32_t priority = 0;  // announce
+  int32_t priority = 0;  // only in announce: the operation's priority
   // Only for operations by NCCL. announce: digest of this host's ranks; verdict: digest of all ranks.
   uint64_t placement = 0;
-  // announce, for the statistics of late ranks, about the ranks of this host and of the hosts below it:
+  // Only in announce, for the statistics of late ranks, about the ranks of this host and of the hosts below it:
   int32_t late_rank = -1;  // the rank that came last; negative: the operation is not counted
-  int64_t waited_ns = 0;   // nanoseconds that the other ranks have waited for it, added up
+  int64_t waited_ns = 0;   // the sum of the times in nanoseconds that the other ranks waited for late_rank
   bool has_texts = false;
   std::string name;
   std::string signature;
   Failure error;
-  std::vector<char> values;  // of a small operation: announce: the sum of the hosts; verdict: the result
+  std::vector<char> values;  // values of a small operation; announce: the sum of the hosts; verdict: the result
 };
 
 // Appends the message to `out`; texts of more than 65535 bytes are cut.
 void encode(const Message& message, std::vector<char>* out);
-// All messages in the bytes. Throws Error if encode() cannot have made these bytes.
+// All messages in the bytes. Throws Error if encode() cannot have produced these bytes.
 std::vector<Message> decode(const char* data, size_t bytes);
 
 // Questions and answers between hosts about operations (inquiry.h), and their encoding for MPI, as numbers of 64 bits.
@@ -102,15 +103,15 @@ struct Question {
 // The state of operations on the host that answers.
 struct OperationStates {
   uint64_t question = 0;                  // number of the question
-  std::vector<std::vector<int>> missing;  // for each key: ranks of the host that have not arrived ...
+  std::vector<std::vector<int>> missing;  // for each key: ranks of the host that have not arrived
   std::vector<std::vector<int>>
-      through;  // ... and ranks that have arrived but do not wait: they refused, or the operation has ended
+      through;  // for each key: ranks that have arrived but do not wait: they refused, or the operation has ended
   std::vector<int> unresponsive;  // ranks of the host without a heartbeat for some seconds
 };
 
 std::vector<char> encode(const Question& question);
 std::vector<char> encode(const OperationStates& states);
-// Throw Error if encode() cannot have made these bytes, in a world of `ranks` ranks.
+// These throw Error if encode() cannot have produced these bytes in a world of `ranks` ranks.
 Question decode_question(const std::vector<char>& bytes);
 OperationStates decode_operation_states(const std::vector<char>& bytes, int ranks);
 

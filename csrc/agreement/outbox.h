@@ -17,7 +17,7 @@
 
 namespace mykv {
 
-// Messages to other ranks that are being sent. Their bytes are kept until MPI does not read them any more.
+// Messages to other ranks that are being sent. Their bytes are kept until MPI no longer reads them.
 
 class Sendings {
  public:
@@ -47,18 +47,18 @@ class Outbox {
   Outbox(const World& world, const HostTree& tree, int tag)
       : world_(world), tree_(tree), tag_(tag), sendings_(world.control()) {}
 
-  // To the host above. A message that may wait is sent with the next message that may not, or by send_ready().
+  // To the host above. A message that may wait is sent with the next message that may not wait, or by send_ready().
   void up(const Message& message, bool may_wait);
   // To the hosts below.
   void down(const Message& message);
   // To rank 0. Any rank may call it.
   void to_rank_0(const Message& message);
-  // Directly to the hosts that are not children of this one, after the messages of down().
+  // Sends a message directly to all hosts that are not children of this host, after the messages of down().
   void past_children(const Message& message);
   // Sends the messages that are ready. Returns whether any were sent. With `may_hold`, messages that may wait are kept
   // for up to 200 us.
   bool send_ready(bool may_hold);
-  // The number of messages that wait.
+  // The number of messages that are held back.
   size_t held() const { return held_; }
   // Whether messages are still being sent.
   bool sending() const { return !(sendings_.empty() && up_.empty() && down_.empty() && direct_.empty()); }
@@ -73,9 +73,9 @@ class Outbox {
   const int tag_;
   std::vector<char> up_;
   std::vector<char> down_;
-  std::vector<char> direct_;  // for rank 0
-  size_t held_ = 0;           // number of messages in up_ if all of them may wait, else 0
-  int64_t held_since_ = 0;    // now_ns()
+  std::vector<char> direct_;  // messages for rank 0
+  size_t held_ = 0;           // number of messages in up_ if all of them may wait; otherwise 0
+  int64_t held_since_ = 0;    // since when messages in up_ are held back; now_ns()
   Sendings sendings_;
   Traffic traffic_;
 };

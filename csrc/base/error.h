@@ -1,5 +1,5 @@
-// The exception type of the core, and the failure that it carries. The text is a message for the user. No code depends
-// on the text: the code and the ranks are for programs.
+// The exception type of the core, and the failure that it carries. The text of a failure is for the user. Programs use
+// its code and its ranks, and never parse the text.
 #pragma once
 
 #include <cerrno>
@@ -13,7 +13,7 @@
 
 namespace mykv {
 
-// Kinds of failures. After the semicolon: the ranks in Failure::ranks (by their labels).
+// Kinds of failures. After the semicolon: the ranks in Failure::ranks, by their numbers in messages (labels).
 enum class ErrorCode : uint8_t {
   other,         // wrong arguments, a GPU or the system failed; no ranks
   refused,       // a rank could not take part; that rank
@@ -28,7 +28,7 @@ enum class ErrorCode : uint8_t {
   no_memory,     // no ranks
   mpi,           // a call of MPI has failed; no ranks
 };
-// Error.code in Python.
+// The values of Error.code in Python, in the order of ErrorCode.
 constexpr const char* kErrorCodes[] = {"other",    "refused", "mismatch", "departed",     "dead",      "given_up",
                                        "deadlock", "stalled", "left",     "table_locked", "no_memory", "mpi"};
 static_assert(std::size(kErrorCodes) == static_cast<size_t>(ErrorCode::mpi) + 1);
@@ -85,7 +85,7 @@ inline Failure failure_of(const std::exception& error) {
 
 inline Error system_error(const std::string& what) { return Error(what + ": " + std::strerror(errno)); }
 
-// The Error that a rank has left.
+// The Error that says that a rank has left.
 
 // The text of messages when a rank leaves. A reason that begins with "ended with " tells how its script ended.
 inline std::string departure_text(int rank, const std::string& reason) {

@@ -10,7 +10,8 @@ namespace {
 
 std::atomic<uint32_t> g_forks{0};
 
-// vfork() and posix_spawn() do not call it: their children run another program at once.
+// vfork() and posix_spawn() do not call this handler. Their children need no new number, since they run another program
+// at once.
 const int g_registered = pthread_atfork(nullptr, nullptr, [] { g_forks.fetch_add(1, std::memory_order_relaxed); });
 
 }  // namespace

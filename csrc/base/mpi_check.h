@@ -18,14 +18,12 @@ inline void check_mpi(int code, const char* what) {
   if (testing::is_planted(testing::Fault::mpi)) code = MPI_ERR_OTHER;
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING + 1] = {};
-  int length = 0;  // with Open MPI its end is counted too
+  int length = 0;  // Open MPI counts the terminating zero too
   MPI_Error_string(code, text, &length);
   throw Error(std::string("MPI failed in ") + what + ": " + text, ErrorCode::mpi);
 }
 
-// Counts of messages.
-
-// Counts of messages and bytes sent to or received from other hosts. Any thread may read it.
+// Messages and bytes sent to or received from other hosts. Any thread may read the counts.
 struct Traffic {
   void add(size_t some) {
     messages.fetch_add(1, std::memory_order_relaxed);

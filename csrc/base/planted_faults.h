@@ -16,9 +16,9 @@ namespace mykv::testing {
 enum class Fault { mpi, memory, message, notice, late, ring, linger, entries };
 constexpr const char* kFaults[] = {"mpi", "memory", "message", "notice", "late", "ring", "linger", "entries"};
 
-// For each kind, n: the fault happens once, at the n-th next opportunity. For `entries` it happens at each of the next
-// n. 0 or less: never.
-// Exported, so that the test module (csrc/testing/) finds it by name in the loaded core.
+// A number n for each kind of fault: the fault happens once, at the n-th opportunity from now on. The fault `entries`
+// happens at each of the next n opportunities. 0 or less: never.
+// Exported, so that the test module (csrc/testing/) finds the numbers by name in the loaded core.
 extern "C" __attribute__((visibility("default"))) std::atomic<int64_t> mykv_planted_faults[std::size(kFaults)];
 
 // Whether the environment variable MYKV_TEST_LOCK_ORDER is set: the runtime then checks the order of its locks.

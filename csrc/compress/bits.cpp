@@ -1,6 +1,6 @@
-// '1bit', MXNet's own (2.0): 1 for elements above the threshold, otherwise -1, in one bit. After F. Seide, H. Fu, J.
+// '1bit', as in MXNet 2.0: 1 for elements above the threshold, otherwise -1, in one bit. After F. Seide, H. Fu, J.
 // Droppo, G. Li and D. Yu, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
-// of Speech DNNs", Interspeech 2014, where the two values are means; here, as in MXNet, they are 1 and -1, and the
+// of Speech DNNs", Interspeech 2014, where the two values are means. Here, as in MXNet, they are 1 and -1, and the
 // learning rate must be chosen for them.
 #include "base/error.h"
 #include "compress/compress_path.h"
@@ -37,7 +37,7 @@ class OneBit : public TypedCompressor<OneBit> {
 
 std::shared_ptr<const Compressor> make_1bit(Parameters& parameters) { return std::make_shared<OneBit>(parameters); }
 
-// '2bit', MXNet's own: each element is sent as threshold, -threshold or nothing, in two bits. N. Strom, "Scalable
+// '2bit', as in MXNet: each element is sent as threshold, -threshold or nothing, in two bits. N. Strom, "Scalable
 // Distributed DNN Training Using Commodity GPU Cloud Computing", Interspeech 2015, sends the same values as a sparse
 // list; the two bits are MXNet's (docs, "Gradient Compression").
 
@@ -73,11 +73,11 @@ class TwoBit : public TypedCompressor<TwoBit> {
 
 std::shared_ptr<const Compressor> make_2bit(Parameters& parameters) { return std::make_shared<TwoBit>(parameters); }
 
-// 'onebit': the signs, times the mean magnitude of the piece (scaling), the multiple of the signs that is nearest to
-// the values. S. P. Karimireddy, Q. Rebjock, S. U. Stich and M. Jaggi, "Error Feedback Fixes SignSGD and other Gradient
+// 'onebit': the signs, times the mean magnitude of the piece (scaling). No other multiple of the signs is nearer to the
+// values. S. P. Karimireddy, Q. Rebjock, S. U. Stich and M. Jaggi, "Error Feedback Fixes SignSGD and other Gradient
 // Compression Schemes", ICML 2019; S. Zheng, Z. Huang and J. T. Kwok, "Communication-Efficient Distributed Blockwise
-// Momentum SGD with Error-Feedback", NeurIPS 2019, compresses in both directions. Without scaling 1 and -1: J.
-// Bernstein, Y.-X. Wang, K. Azizzadenesheli and A. Anandkumar, "signSGD: Compressed Optimisation for Non-Convex
+// Momentum SGD with Error-Feedback", NeurIPS 2019, compresses in both directions. Without scaling the values are 1 and
+// -1: J. Bernstein, Y.-X. Wang, K. Azizzadenesheli and A. Anandkumar, "signSGD: Compressed Optimisation for Non-Convex
 // Problems", ICML 2018.
 
 namespace {

@@ -1,5 +1,6 @@
-// The interface between the file of an instruction set and the compressors. Only plain data and function pointers: such
-// a file is compiled with instructions that this CPU may lack, so no inline code may be shared with it.
+// The interface between the compressors and the files that are compiled for one instruction set each. It has only plain
+// data and function pointers: such a file has instructions that this CPU may lack, so it must not share inline code
+// with other files.
 #pragma once
 
 #include <cstddef>
@@ -35,9 +36,9 @@ __attribute__((always_inline)) constexpr size_t packed_bytes(size_t count, int b
 // Random rounding to the levels of dithering.
 template <typename T>
 struct Dither {
-  T factor;      // |value| * factor counts in steps
+  T factor;      // |value| * factor is the size of a value in steps
   T most;        // maximum number of steps
-  int bits;      // of a code: one sign bit, and the number of the level
+  int bits;      // bits of a code: one sign bit, and the number of the level
   bool natural;  // the levels are 0, 1, 2, 4, 8, ... steps, otherwise 0, 1, 2, 3, ...
   Draws draws;
 };
@@ -53,7 +54,7 @@ struct KeyOf<double> {
   using type = uint64_t;
 };
 
-// A magnitude as an integer of the same order: the bits without the sign.
+// A magnitude as an integer with the same order: the bits of the number without its sign.
 template <typename T>
 using Key = typename KeyOf<T>::type;
 
@@ -64,7 +65,7 @@ struct Loops {
   // out = a - b
   void (*subtract)(T* out, const T* a, const T* b, size_t count);
 
-  // Sums in double: 16 partial sums, each over one column of the rows of 16, added up in the order of columns.
+  // Sums in double. Partial sum n of 16 adds the elements n, n + 16, ..., then the partial sums are added in order.
   double (*sum_magnitudes)(const T* values, size_t count);
   double (*sum_products)(const T* a, const T* b, size_t count);
   T (*largest_magnitude)(const T* values, size_t count);
@@ -72,11 +73,12 @@ struct Loops {
   // Codes 1: value >= threshold, 2: value <= -threshold, 0: otherwise; decoded to threshold, -threshold and 0.
   void (*encode_two_bit)(uint32_t* words, const T* values, size_t count, T threshold);
   void (*decode_two_bit)(T* values, const uint32_t* words, size_t count, T threshold);
-  // Codes 1: value > bound (value >= 0), 0: otherwise; decoded to magnitude and -magnitude.
+  // encode_above(): code 1 for value > bound. encode_sign(): code 1 for value >= 0. All other values have code 0.
+  // decode_sign(): code 1 becomes magnitude, code 0 becomes -magnitude.
   void (*encode_above)(uint32_t* words, const T* values, size_t count, T bound);
   void (*encode_sign)(uint32_t* words, const T* values, size_t count);
   void (*decode_sign)(T* values, const uint32_t* words, size_t count, T magnitude);
-  // Codes: number of the level, with the sign as the highest bit; decoded to (sign) level * step.
+  // Codes: number of the level, with the sign as the highest bit; decoded to the level times `step`, with the sign.
   void (*encode_dither)(uint32_t* words, const T* values, size_t count, const Dither<T>& dither);
   void (*decode_dither)(T* values, const uint32_t* words, size_t count, T step, int bits, bool natural);
 
@@ -88,7 +90,7 @@ struct CompressPath {
   const char* name;
   Loops<float> floats;
   Loops<double> doubles;
-  // The same, with complements of random numbers as keys.
+  // collect() with the complements of random numbers as keys.
   size_t (*collect_draws)(uint32_t* indices, uint32_t* keys, size_t count, const Draws& draws, uint32_t bound);
 };
 

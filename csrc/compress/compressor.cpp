@@ -86,7 +86,7 @@ void Parameters::finish() const {
 
 namespace {
 
-// Begins each message.
+// The beginning of each message.
 struct Header {
   uint32_t count;      // number of elements, to detect foreign messages
   uint32_t is_finite;  // 0: all elements count as NaN

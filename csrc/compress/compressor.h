@@ -29,7 +29,8 @@ class Parameters {
   const std::string& text() const { return text_; }
   const std::string& name() const { return name_; }
 
-  // Each of these takes a parameter. Throws Error, with the parameter and the value, if the value is not valid.
+  // These take a parameter, or return `otherwise` (choice(): `first`) if it was not given. They throw Error, with the
+  // parameter and the value, if the value is not valid.
   double number(const std::string& key, double otherwise);
   int64_t whole(const std::string& key, int64_t otherwise, int64_t least, int64_t most);
   bool flag(const std::string& key, bool otherwise);
@@ -54,10 +55,10 @@ struct Piece {
   size_t total = 0;
 };
 
-// The values to compress, and the circumstances. Arrays are aligned to their items.
+// The values to compress, and how to compress them. Arrays are aligned to their items.
 struct Input {
   const void* values = nullptr;
-  // Of the same length: the loss of the last call, replaced by the loss of this call. Null: no loss is kept.
+  // As many elements as `values`: the loss of the last call, replaced by the loss of this call. Null: no loss is kept.
   void* residual = nullptr;
   // The factor of all thresholds: 1 for the array itself, another number for a scaled sum.
   double unit = 1.0;
@@ -85,8 +86,8 @@ class Compressor {
 
   // Bytes of the message for a piece; 0 for a piece without elements.
   size_t bytes(const Piece& piece) const;
-  // Writes the message. If a value, or its sum with the residual, is not finite, the message marks the whole piece, and
-  // the residual does not change: a step with such gradients does not affect later steps.
+  // Writes the message. If a value, or its sum with the residual, is not finite, the message marks the whole piece as
+  // not finite, and the residual does not change: a step with such gradients does not affect later steps.
   void encode(const Piece& piece, const Input& input, char* message) const;
   // The values of the message, the same bits everywhere; NaN in all elements if the values were not finite. Throws
   // Error if the message does not fit the piece.
@@ -137,9 +138,9 @@ class TypedCompressor : public Compressor {
   const Self& self() const { return static_cast<const Self&>(*this); }
 };
 
-// The compressors of this build, each in a file of its own, and the choice among them.
+// The compressors of this build, and the choice among them.
 
-// Each function takes the parameters that it knows and leaves the others.
+// Each function takes the parameters that it knows and leaves the other parameters.
 std::shared_ptr<const Compressor> make_2bit(Parameters& parameters);
 std::shared_ptr<const Compressor> make_1bit(Parameters& parameters);
 std::shared_ptr<const Compressor> make_onebit(Parameters& parameters);
@@ -150,7 +151,7 @@ std::shared_ptr<const Compressor> make_dithering(Parameters& parameters);
 // The compressor of 'name key=value ...', for example 'topk k=0.01 ef=True'. Throws Error, with a message for the user.
 std::shared_ptr<const Compressor> make_compressor(const std::string& text);
 
-// The same compressor, made once for each text and never destroyed.
+// The same compressor, created once for each text and never destroyed.
 const Compressor& compressor_of(const std::string& text);
 
 }  // namespace mykv::compress

@@ -1,13 +1,14 @@
-// 'dithering': each element is rounded at random to one of k levels of its size relative to a norm of the piece, so
-// that its mean is the value. Levels 1/k, 2/k, ... (partition linear): D. Alistarh, D. Grubic, J. Li, R. Tomioka and M.
-// Vojnovic, "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS 2017; with k = 1 and
-// the norm max W. Wen et al., "TernGrad", NeurIPS 2017. Levels ..., 1/4, 1/2, 1 (natural): S. Horvath, C.-Y. Ho, L.
-// Horvath, A. N. Sahu, M. Canini and P. Richtarik, "Natural Compression for Distributed Deep Learning", MSML 2022.
+// 'dithering': the size of each element, divided by a norm of the piece, is rounded at random up or down to one of k
+// levels, so that the mean over the draws is the exact value. Levels 1/k, 2/k, ... (partition linear): D. Alistarh, D.
+// Grubic, J. Li, R. Tomioka and M. Vojnovic, "QSGD: Communication-Efficient SGD via Gradient Quantization and
+// Encoding", NeurIPS 2017; with k = 1 and the norm max W. Wen et al., "TernGrad", NeurIPS 2017. Levels ..., 1/4, 1/2, 1
+// (natural): S. Horvath, C.-Y. Ho, L. Horvath, A. N. Sahu, M. Canini and P. Richtarik, "Natural Compression for
+// Distributed Deep Learning", MSML 2022.
 //
 // With few levels the error may be larger than the value, and with error feedback it would grow without bound. So with
-// error feedback the result is scaled to its multiple that is nearest to the values (least squares), so that the error
-// is at most the value itself. Unbiased compressors need a factor below 1 for error feedback: A. Beznosikov, S.
-// Horvath, P. Richtarik and M. Safaryan, "On Biased Compression for Distributed Learning", JMLR 2023.
+// error feedback the result is multiplied by the factor that brings it nearest to the values (least squares). The error
+// is then at most as large as the values. Unbiased compressors need a factor below 1 for error feedback: A. Beznosikov,
+// S. Horvath, P. Richtarik and M. Safaryan, "On Biased Compression for Distributed Learning", JMLR 2023.
 #include <cmath>
 #include <limits>
 #include <vector>

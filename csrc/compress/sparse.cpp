@@ -40,7 +40,7 @@ void read_sparse(const Piece& piece, const char* payload, size_t kept, T* values
 
 // Selects the elements with the k largest keys; of equal keys, the key with the lower index counts as larger.
 
-// Reusable memory.
+// Memory of select_largest(), for reuse.
 template <class Key>
 struct Selection {
   std::vector<uint32_t> indices;  // the result, in ascending order
@@ -187,7 +187,7 @@ Key<T> key_of(T value) {
   return bits & (static_cast<Key<T>>(~Key<T>{0}) >> 1);
 }
 
-// A key that a few more than k of the elements should reach, from a sample of elements at even distances.
+// Estimates a key that slightly more than k elements reach, from a sample of elements at even distances.
 template <class T>
 Key<T> guess_bound(const T* values, size_t count, size_t k, std::vector<Key<T>>& sample) {
   const double expected = static_cast<double>(kSample) * static_cast<double>(k) / static_cast<double>(count);
@@ -222,14 +222,15 @@ class TopK : public Sparse<TopK> {
 
 std::shared_ptr<const Compressor> make_topk(Parameters& parameters) { return std::make_shared<TopK>(parameters); }
 
-// 'randomk': k elements, each set of k as likely as any other. S. U. Stich, J.-B. Cordonnier and M. Jaggi, "Sparsified
-// SGD with Memory", NeurIPS 2018: on average 1 - k / n of the squared norm is lost of n elements. Without error
-// feedback they are multiplied by n / k, so that their mean is the value: J. Wangni, J. Wang, J. Liu and T. Zhang,
-// "Gradient Sparsification for Communication-Efficient Distributed Optimization", NeurIPS 2018.
+// 'randomk': k elements, chosen at random; each set of k elements is equally likely. S. U. Stich, J.-B. Cordonnier and
+// M. Jaggi, "Sparsified SGD with Memory", NeurIPS 2018: of n elements, on average 1 - k / n of the squared norm is
+// lost. Without error feedback the elements are multiplied by n / k, so that the mean over the draws is the exact
+// value: J. Wangni, J. Wang, J. Liu and T. Zhang, "Gradient Sparsification for Communication-Efficient Distributed
+// Optimization", NeurIPS 2018.
 
 namespace {
 
-// A key that more than k of `count` random keys will reach: six standard deviations more are expected.
+// A key that at least k of `count` random keys reach almost surely: six standard deviations more are expected.
 uint32_t bound_of_random_keys(size_t count, size_t k) {
   const auto wanted = static_cast<double>(k) + 6 * std::sqrt(static_cast<double>(k)) + 16;
   const double share = wanted / static_cast<double>(count);
@@ -241,7 +242,7 @@ class RandomK : public Sparse<RandomK> {
   explicit RandomK(Parameters& parameters)
       : Sparse(parameters), seed_(static_cast<uint64_t>(parameters.whole("seed", 0, 0, INT64_MAX))) {}
 
-  // All hosts' values and their sum use the same elements: otherwise an element would arrive only when drawn twice.
+  // All hosts' values and their sum must send the same elements: otherwise an element would arrive only if drawn twice.
   bool draws_alike() const override { return true; }
 
   template <class T>
@@ -254,7 +255,7 @@ class RandomK : public Sparse<RandomK> {
                    [&](uint32_t* indices, uint32_t* keys, uint32_t bound) {
                      return compress_path().collect_draws(indices, keys, piece.count, draws, bound);
                    });
-    // Scaled up only once: the sum is compressed with the same draws, so it sends the same elements.
+    // Multiplied only once: the sum will be compressed with the same draws, so it sends the same elements.
     const bool enlarges = !feedback() && !input.again;
     const double factor = enlarges ? static_cast<double>(piece.count) / static_cast<double>(k) : 1;
     write_sparse(piece, values, found.indices.data(), k, static_cast<T>(factor), payload);

@@ -16,7 +16,7 @@ namespace {
 // Never destroyed, since CUDA may have shut down before.
 struct Store {
   std::mutex mutex;
-  std::map<int, std::vector<CudaEvent>> events;  // not in use, by device
+  std::map<int, std::vector<CudaEvent>> events;  // events that are not in use, by device
 };
 
 Store& store() {
@@ -57,7 +57,8 @@ std::shared_ptr<const Event> Event::record(int device, CudaStream stream) {
 }
 
 Event::~Event() {
-  if (forks_ != fork_number()) return;  // belongs to the parent, whose mutex may be locked forever
+  // The event belongs to the parent; here, the store's mutex may be locked forever.
+  if (forks_ != fork_number()) return;
   std::lock_guard<std::mutex> lock(store().mutex);
   store().events[device_].push_back(event_);
 }

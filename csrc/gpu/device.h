@@ -11,7 +11,7 @@
 
 namespace mykv::gpu {
 
-// The current device of this thread, until the end of the scope.
+// Makes a device the current device of this thread until the end of the scope.
 class DeviceScope {
  public:
   explicit DeviceScope(int device);
@@ -73,8 +73,8 @@ class Stream {
 // Copies that were begun together.
 class Copies {
  public:
-  // Whether all copies are complete. `late`: devices known to have incomplete earlier copies in the same streams; they
-  // are not queried again, and further such devices are added. Throws Error if a device has failed.
+  // Whether all copies are complete. `late`: devices known to have incomplete earlier copies in the same streams. The
+  // function does not query these devices again, and adds further such devices. Throws Error if a device has failed.
   bool happened(std::vector<int>* late);
 
  private:

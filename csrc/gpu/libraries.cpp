@@ -154,7 +154,7 @@ void load_one(const char* what, const char* probe, const std::vector<std::string
   for (const std::string& candidate : candidates) {
     try {
       const Library library(what, candidate);
-      if (!library.has(probe)) continue;  // MXNet's library, a candidate, may contain it or not
+      if (!library.has(probe)) continue;  // one candidate is MXNet's library, which may lack the function
       try {
         *api = std::make_unique<Api>(library);
         problem->clear();

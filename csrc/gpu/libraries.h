@@ -47,7 +47,7 @@ class Cuda {
   // Throws Error when the library is older than CUDA 11.0 or lacks a function.
   explicit Cuda(const Library& library);
 
-  // Throws Error with CUDA's name of the failure, when `code` is one. `what`: the function that returned it.
+  // Throws Error, with CUDA's name of the failure, if `code` is a failure. `what`: the function that returned `code`.
   void check(int code, const char* what) const;
 
   const std::string& path() const { return path_; }

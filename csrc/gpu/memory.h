@@ -47,7 +47,7 @@ class PinnedSlots {
   PinnedSlots(const PinnedSlots&) = delete;
   PinnedSlots& operator=(const PinnedSlots&) = delete;
 
-  // The offset of a slot in the segment, aligned to a page; throws Error when memory is out.
+  // The offset of a slot in the segment, aligned to a page; throws Error if no memory is left.
   size_t allocate(size_t bytes);
   // Releases a slot; `bytes` as in allocate(). No GPU may still read or write it.
   void release(size_t offset, size_t bytes) { free_[rounded(bytes)].push_back(offset); }
@@ -61,8 +61,8 @@ class PinnedSlots {
 
   const Segment& segment_;
   Region& region_;
-  std::map<size_t, std::vector<size_t>> free_;  // by rounded size
-  std::vector<size_t> registered_;              // offsets
+  std::map<size_t, std::vector<size_t>> free_;  // offsets of free slots, by rounded size
+  std::vector<size_t> registered_;              // offsets of registered memory
   std::string problem_;
 };
 

@@ -1,12 +1,13 @@
-// The interface between the file of an instruction set and the dispatcher. Only plain data and function pointers: such
-// a file is compiled with instructions that this CPU may lack, so no inline code may be shared with it.
+// The interface between the dispatcher and the files that are compiled for one instruction set each. It has only plain
+// data and function pointers: such a file has instructions that this CPU may lack, so it must not share inline code
+// with other files.
 #pragma once
 
 #include "kernels/dtype.h"
 
 namespace mykv {
 
-// The arguments of reduce(), checked and without the trivial cases.
+// The arguments of reduce(). The dispatcher has checked them, and handles the trivial cases itself.
 struct ReduceCall {
   DType dtype;
   ReduceOp op;
@@ -14,7 +15,7 @@ struct ReduceCall {
   int n_inputs;
   char* const* outputs;
   int n_outputs;
-  size_t bytes;  // of each array
+  size_t bytes;  // bytes of each array
   double scale;
 };
 
@@ -38,7 +39,7 @@ struct KernelPath {
   const char* name;
   void (*reduce)(const ReduceCall& call);
   void (*convert)(const ConvertCall& call);
-  double (*squares)(const SquaresCall& call);  // their sum
+  double (*squares)(const SquaresCall& call);  // the sum of the squares
 };
 
 // The path that was chosen: see select_kernel_path.

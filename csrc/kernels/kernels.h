@@ -19,16 +19,16 @@ namespace mykv {
 //
 // float16 and bfloat16 are accumulated and scaled in float32 and rounded once, to nearest even. float32 is scaled by
 // float(scale), float64 in float64. Integers wrap around; with a scale they become double(value) * scale, rounded to a
-// double, truncated toward zero and saturated, NaN giving 0 (so 3 * (1. / 3) is 1; beyond 2^53 the low bits go). bool:
-// any nonzero byte is true; sum and max are 'or', min and product are 'and', the result is 0 or 1, scale is not
+// double, truncated toward zero and saturated, NaN giving 0 (so 3 * (1. / 3) is 1; beyond 2^53 low bits are lost).
+// bool: any nonzero byte is true; sum and max are 'or', min and product are 'and', the result is 0 or 1, scale is not
 // applied. min and max give NaN where any input is NaN (numpy.minimum and numpy.maximum, not fmin and fmax), and of two
-// equal values the one of the earlier input (zeros of both signs). A NaN in a result is always the canonical quiet NaN,
-// except in a plain copy (one input, scale 1), which keeps every bit.
+// equal values (zeros of both signs) the value of the earlier input. A NaN in a result is always the canonical quiet
+// NaN, except in a plain copy (one input, scale 1), which keeps every bit.
 void reduce(DType dtype, ReduceOp op, const void* const* inputs, int n_inputs, void* const* outputs, int n_outputs,
             size_t count, double scale);
 
 // The type of partial results, which are reduced further elsewhere: float32 for sums and products of float16 and
-// bfloat16, so that they are rounded once and partial results may exceed the range of their type.
+// bfloat16, so that the result is rounded only once, and partial results may exceed the range of the 16-bit type.
 inline DType partial_type(DType dtype, ReduceOp op) {
   const bool half = dtype == DType::float16 || dtype == DType::bfloat16;
   return half && (op == ReduceOp::sum || op == ReduceOp::product) ? DType::float32 : dtype;

@@ -34,7 +34,7 @@ struct VectorOf {
 template <typename T>
 using Vector = typename VectorOf<T>::type;
 
-using Bits = Vector<uint64_t>;  // a vector of any type, on its way to memory
+using Bits = Vector<uint64_t>;  // a vector of any element type, as stored in memory
 using Floats = Vector<float>;
 using Words = Vector<uint32_t>;
 
@@ -50,7 +50,8 @@ MYKV_INLINE V select(decltype(V{} < V{}) mask, V yes, V no) {
   return mask ? yes : no;
 }
 
-// Ties go to a, the earlier input; a NaN on either side stays. For integers the compiler drops the test.
+// Of equal values, the earlier input `a` is taken. A NaN in either input is the result. For integers the compiler
+// removes the test for NaN.
 template <ReduceOp op, typename V>
 MYKV_INLINE V combine_lanes(V a, V b) {
   if constexpr (op == ReduceOp::sum) return a + b;
@@ -59,7 +60,7 @@ MYKV_INLINE V combine_lanes(V a, V b) {
   if constexpr (op == ReduceOp::max) return select<V>((b > a) | (b != b), b, a);
 }
 
-// No branch for a scale of 1: it changes only NaNs, which are replaced anyway.
+// A scale of 1 needs no branch: multiplying by 1 changes only NaNs, which are replaced anyway.
 template <typename T>
 MYKV_INLINE Vector<T> scale_lanes(Vector<T> value, double scale) {
   value = value * static_cast<T>(scale);
@@ -100,13 +101,14 @@ MYKV_INLINE T scale_integer(T value, double scale) {
   return scaled == scaled ? static_cast<T>(scaled) : T{0};
 }
 
-// Out of line, in memory: it is rare, and large once inlined into every loop.
+// Not inlined, since integers are rarely scaled and every loop would become large.
 template <typename T>
 __attribute__((noinline)) static void scale_integers(T* values, double scale) {
   for (size_t i = 0; i < kVectorBytes / sizeof(T); ++i) values[i] = scale_integer<T>(values[i], scale);
 }
 
-// T is the type's signed or unsigned C type, U the unsigned type: wrapping around is defined only for U.
+// T: the C type of the elements, signed or unsigned. U: the unsigned type, since only unsigned arithmetic may wrap
+// around.
 template <typename T, typename U>
 struct IntegerElements {
   using Acc = Vector<T>;
@@ -149,8 +151,8 @@ struct FloatPair {
   Floats first, second;
 };
 
-// 16-bit floats: a vector of memory is widened to two vectors of float32, and Format says how: kAlternate if the two
-// hold the elements of even and of odd index, otherwise they hold one half of the elements each.
+// 16-bit floats: a vector of memory is widened to two vectors of float32. If Format::kAlternate, the two vectors hold
+// the elements of even and of odd index; otherwise they hold the first and the second half of the elements.
 template <typename Format>
 struct HalfElements {
   using Acc = FloatPair;
@@ -165,14 +167,14 @@ struct HalfElements {
   }
 };
 
-// Even and odd elements, which need no shuffle in either direction.
+// Widens to even and odd elements, which needs no shuffle in either direction.
 struct BFloat16Format {
   static constexpr bool kAlternate = true;
   MYKV_INLINE FloatPair widen(const char* p) {
     const Words pairs = load_vector<Words>(p);
     return {reinterpret_cast<Floats>(pairs << 16), reinterpret_cast<Floats>(pairs & 0xffff0000u)};
   }
-  // Rounds to nearest even in the upper 16 bits; the canonical NaN is far from overflowing.
+  // Rounds to nearest even in the upper 16 bits. The sum cannot overflow for the canonical NaN.
   MYKV_INLINE Words round(Floats value) {
     const Words bits = reinterpret_cast<Words>(value);
     return bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -193,7 +195,8 @@ struct Float16Format {
   }
 
  private:
-  // The forms with a full mask: GCC 12 warns of an uninitialized value in the plain forms when they are inlined.
+  // These functions use the instructions with a full mask: GCC 12 warns of an uninitialized value in the instructions
+  // without a mask when they are inlined.
   MYKV_INLINE Floats widen_lanes(const char* p) {
     return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
@@ -251,7 +254,8 @@ struct Float16Format {
     const Words bits = reinterpret_cast<Words>(value);
     const Words magnitude = bits & 0x7fffffffu;
     const Words normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-    // Adding 0.5, whose last bit weighs 2^-24 as a half's subnormals do, lets the addition round.
+    // The last bit of 0.5 has the weight 2^-24, like the last bit of a half's subnormals. So adding 0.5 rounds to
+    // subnormals.
     const Floats half_unit = Floats{} + 0.5f;
     const Words subnormal =
         reinterpret_cast<Words>(reinterpret_cast<Floats>(magnitude) + half_unit) - reinterpret_cast<Words>(half_unit);

@@ -25,7 +25,7 @@ class FreeRanges {
   void insert(size_t begin, size_t bytes);
   void erase(ByAddress::iterator range);
 
-  ByAddress bytes_;                            // by begin
+  ByAddress bytes_;                            // bytes of each range, by its begin
   std::set<std::pair<size_t, size_t>> sizes_;  // the same ranges as (bytes, begin)
 };
 

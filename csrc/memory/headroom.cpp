@@ -12,7 +12,8 @@ namespace mykv {
 namespace {
 
 constexpr size_t kReserve = size_t{48} << 20;  // reserve for other allocations of the ranks, by MXNet and Python
-// 1 / kFraction of the free memory may be taken before the next look; small, since other ranks take memory meanwhile.
+// The limits are read again after 1 / kFraction of the free memory was taken. The fraction is small, since other ranks
+// take memory meanwhile.
 constexpr size_t kFraction = 32;
 constexpr size_t kMostUnchecked = size_t{64} << 20;
 constexpr size_t kUnlimited = size_t{1} << 60;  // cgroup version 1 shows about 2^63 if there is no limit

@@ -17,7 +17,7 @@ struct Headroom {
 
 class HeadroomWatch {
  public:
-  // `proc`: the folder of the proc file system; tests use a folder of their own.
+  // `proc`: the folder of the proc file system; tests use another folder.
   explicit HeadroomWatch(std::string proc = "/proc");
   // The limit with the least headroom, read now.
   Headroom look() const;
@@ -26,7 +26,7 @@ class HeadroomWatch {
   void require(size_t bytes, size_t whole);
 
  private:
-  // A memory controller's folder of this process, or a parent folder.
+  // The folder of this process's memory cgroup, or of one of its parent groups.
   struct Cgroup {
     std::string folder;
     bool is_v2;
@@ -35,7 +35,7 @@ class HeadroomWatch {
 
   std::string proc_;
   std::vector<Cgroup> cgroups_;
-  size_t unchecked_ = 0;  // bytes that may be taken before the next look
+  size_t unchecked_ = 0;  // bytes that may be taken before the limits are read again
 };
 
 }  // namespace mykv

@@ -8,10 +8,11 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kPage = 4096;                   // slots of a page and more start on a page
-constexpr size_t kSmallest = 256;                // below that, cache lines and bookkeeping dominate
-constexpr size_t kCoarse = size_t{64} << 10;     // larger sizes are rounded up to multiples of it, to have few sizes
-constexpr size_t kLarge = size_t{4} << 20;       // larger slots return memory to the system: gradients, not staging
+constexpr size_t kPage = 4096;                // slots of a page and more start on a page
+constexpr size_t kSmallest = 256;             // below that, cache lines and bookkeeping dominate
+constexpr size_t kCoarse = size_t{64} << 10;  // larger sizes are rounded up to multiples of it, to have few sizes
+// Larger slots give their memory back to the system when they are released: gradients, not staging.
+constexpr size_t kLarge = size_t{4} << 20;
 constexpr size_t kMostWarm = size_t{16} << 20;   // free memory that is kept for the next operation
 constexpr size_t kCommitStep = size_t{1} << 20;  // small slots take memory from the system in steps of at least 1 MiB
 
@@ -71,8 +72,8 @@ size_t Region::take(size_t size, bool commits) {
     }
   }
   std::optional<size_t> begin;
-  // Free ranges are kept for large slots: a small slot in a range, which stays, would split the range. But ranges that
-  // have memory are used first.
+  // Free ranges are kept for large slots: a small slot would split a range for as long as the region exists. But ranges
+  // that still have memory are used first.
   if (size > kLarge || (keeps_memory_ && size >= kPage)) begin = take_free(size, commits);
   if (!begin) begin = take_new(size, commits);
   if (!begin) {
@@ -123,7 +124,7 @@ void Region::commit(size_t offset, size_t bytes) const {
 void Region::release(size_t offset, size_t bytes) {
   const size_t size = rounded(bytes);
   std::lock_guard<std::mutex> lock(mutex_);
-  // Slots smaller than a page have no memory of their own.
+  // Slots smaller than a page share their page with other slots.
   const bool keep = size < kPage || (size <= kLarge && warm_bytes_ + size <= kMostWarm);
   if (keep) {
     warm_bytes_ += size;

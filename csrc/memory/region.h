@@ -22,10 +22,10 @@ class Region {
   Region(const Segment& segment, size_t begin, size_t bytes, bool keeps_memory)
       : segment_(segment), keeps_memory_(keeps_memory), next_(begin), end_(begin + bytes) {}
 
-  // Allocates a slot of at least `bytes`, 64-byte aligned, and returns its offset in the segment. Throws Error when
-  // memory is out.
+  // Allocates a slot of at least `bytes`, 64-byte aligned, and returns its offset in the segment. Throws Error if no
+  // memory is left.
   size_t allocate(size_t bytes);
-  // As allocate(), but in whole pages, which read as zeros, and without new memory before commit().
+  // As allocate(), but whole pages, which read as zeros and take no new memory before commit().
   size_t reserve(size_t bytes);
   // Like Segment::commit(), but after an Error the range has no memory, unless memory stays with the segment. Its
   // contents may be lost.
@@ -54,7 +54,8 @@ class Region {
   size_t end_;
   size_t committed_ = 0;
   // Free slots by rounded size: warm_ slots still have memory, cold_ slots are only addresses. Large free slots are
-  // ranges of addresses, since they have too many sizes. If nothing else is left, warm_ and cold_ become ranges too.
+  // ranges of addresses, since they have too many sizes. If no other addresses are left, warm and cold slots become
+  // ranges too.
   std::unordered_map<size_t, std::vector<size_t>> warm_;
   std::unordered_map<size_t, std::vector<size_t>> cold_;
   FreeRanges free_;

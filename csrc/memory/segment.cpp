@@ -47,12 +47,12 @@ struct SharedRanges {
 
 SharedRanges& all();
 
-// Another thread may be changing the list when its process forks.
+// Holds the lock during a fork, since another thread may be changing the list.
 void before_fork() { all().mutex.lock(); }
 
 void in_parent() { all().mutex.unlock(); }
 
-// Only async-signal-safe calls: the child of a threaded process.
+// Makes only async-signal-safe calls, since the process that forked may have several threads.
 void in_child() {
   SharedRanges& known = all();
   constexpr int kPlace = MAP_FIXED | MAP_NORESERVE;
@@ -96,7 +96,7 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 // Empty, with the reason in *refused, if the system allows no memfd: an old kernel, or a sandbox.
 FileDescriptor make_memfd(size_t bytes, std::string* refused) {
-  // No program can be run from it, if the kernel knows the flag (Linux 6.3); older kernels return EINVAL.
+  // This flag keeps programs from being run from the memory. Kernels before Linux 6.3 return EINVAL for it.
   FileDescriptor fd(memfd_create("mykv", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNeverExecutable));
   if (!fd && errno == EINVAL) fd = FileDescriptor(memfd_create("mykv", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd && errno != EMFILE && errno != ENFILE && errno != ENOMEM) {
@@ -239,8 +239,8 @@ Segment::~Segment() {
 
 void Segment::commit(size_t offset, size_t bytes) const {
   if (!fd_) return;  // private memory is committed when it is touched
-  // Memory that a region has kept needs no commit. Descriptors share one position in the file, so only the result
-  // counts.
+  // Memory that a region has kept needs no commit. All processes share the descriptor's position in the file, so only
+  // the return value of lseek() can be used.
   const off_t hole = lseek(fd_.get(), static_cast<off_t>(offset), SEEK_HOLE);
   if (hole > static_cast<off_t>(offset)) {
     const size_t kept = std::min(static_cast<size_t>(hole) - offset, bytes);
@@ -250,8 +250,8 @@ void Segment::commit(size_t offset, size_t bytes) const {
   if (bytes == 0) return;
   const CommitLock lock(fd_.get());
   require_headroom(bytes, bytes);
-  // In steps, so that ranks without the lock, which take memory at the same time, notice each other. The reserve covers
-  // a step of a dozen ranks.
+  // In steps, so that ranks that take memory at the same time without the lock notice each other. The reserve covers a
+  // step of each of a dozen ranks.
   for (size_t done = 0; done < bytes; done += kStep) {
     const size_t step = std::min(kStep, bytes - done);
     if (done > 0) require_headroom(step, bytes);

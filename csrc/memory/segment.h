@@ -21,7 +21,7 @@ class Segment {
   // Maps the segment of a descriptor that another process handed over. Throws Error unless the segment has `bytes`
   // bytes and is sealed against shrinking.
   static Segment map(FileDescriptor fd, size_t bytes);
-  // The same mapping for another rank that is a thread of this process; the other segment must outlive it.
+  // The same mapping for another rank that is a thread of this process; `other` must outlive it.
   static Segment borrow(const Segment& other);
 
   Segment(Segment&& other) noexcept;
@@ -39,7 +39,7 @@ class Segment {
   void commit(size_t offset, size_t bytes) const;
   // Gives the memory of whole pages back to the system; the pages read as zeros afterwards.
   void discard(size_t offset, size_t bytes) const;
-  // Zeroes the whole pages that have memory, without giving it back.
+  // Zeroes those of the pages that have memory. The pages keep their memory.
   void clear(size_t offset, size_t bytes) const;
   // Never unmaps the segment: MPI, a GPU or another thread may still write to it.
   void keep_forever() { owned_ = false; }
@@ -50,7 +50,7 @@ class Segment {
   FileDescriptor fd_;
   char* base_ = nullptr;
   size_t bytes_ = 0;
-  bool owned_ = false;  // the mapping ends with this object
+  bool owned_ = false;  // whether this object unmaps the segment at its end
 };
 
 }  // namespace mykv

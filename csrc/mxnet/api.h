@@ -18,8 +18,9 @@ struct Context {
 constexpr int kCpu = 1, kGpu = 2, kCpuPinned = 3, kCpuShared = 5;
 
 // FnProperty. In every case the operation signals completion by a callback.
-constexpr int kAsync = 4;           // run in the thread that makes it ready, possibly the pushing thread
-constexpr int kCpuPrioritized = 3;  // run by a worker for the CPU
+// The function runs in the thread that makes the operation ready, possibly the pushing thread.
+constexpr int kAsync = 4;
+constexpr int kCpuPrioritized = 3;  // the function runs in a worker for the CPU
 
 // The callback by which an asynchronous operation reports to the engine (Engine::CallbackOnComplete, CallbackOnStart).
 struct EngineCallback {

@@ -28,7 +28,7 @@ constexpr const char* kNotTaken = "MXNet's engine has not taken the operation";
 // it.
 thread_local bool t_pushes = false;
 
-// The engine copies an error as a dmlc::Error, which adds nothing to std::runtime_error.
+// The engine copies the error as a dmlc::Error, which has no members beyond those of std::runtime_error.
 class EngineError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -76,9 +76,9 @@ class PreparedOperation {
 
 namespace {
 
-// Arrays of operations that have failed. The engine frees no array that carries an error, not even later: it leaves out
-// the operation that frees. So these arrays are released at the next push of an operation: by then the program has read
-// the error of its last operation, which clears the error of all its arrays.
+// Arrays of operations that have failed. The engine never frees an array that carries an error, since it skips the
+// operation that would free it. So these arrays are released at the next push of an operation: by then the program has
+// read the error of its last operation, which clears the error of all its arrays.
 struct Unreleased {
   std::mutex mutex;
   std::vector<Handle> arrays;
@@ -125,7 +125,7 @@ struct Pushed {
   Api api;
   std::shared_ptr<Runtime> runtime;
   Call call;                                          // its arrays are retained
-  std::shared_ptr<const PreparedOperation> in_place;  // instead of the call's arrays
+  std::shared_ptr<const PreparedOperation> in_place;  // used instead of the call's arrays
   std::atomic<bool> taken{false};                     // its requests are posted, as work or as refusals
   std::atomic<bool> has_failed{false};
   std::shared_ptr<Failure> failure;  // with a blocking engine: receives the operation's error
@@ -150,7 +150,8 @@ struct Failures {
 Failures& all_failures() { return usable_in_forks<Failures>(); }
 std::atomic<uint64_t> g_pushed_operations{0};
 std::atomic<uint64_t> g_failed_operations{0};
-// The scope in its name ("trainer0") ties a failed operation of a step to one trainer's updates.
+// Counts of failed operations. For an operation of a step, the scope in its name ("trainer0") says to which trainer's
+// updates it belongs.
 struct StepFailures {
   // Failed operations, except those in steps of other scopes.
   uint64_t concerning(const std::string& scope) const {
@@ -164,13 +165,13 @@ struct StepFailures {
 struct FailuresOfSteps {
   std::mutex mutex;
   StepFailures now;
-  StepFailures before;  // at the last take_failed_updates()
+  StepFailures before;  // the counts at the last call of take_failed_updates()
 };
 FailuresOfSteps& failures_of_steps() { return usable_in_forks<FailuresOfSteps>(); }
 
 std::string scope_of(const std::string& name) { return name.substr(0, name.find('/')); }
 
-// `scope`: of an operation of a step; empty: of another operation.
+// `scope`: the scope of an operation of a step; empty: the operation does not belong to a step.
 void count_failure(const Failure& error, const std::string& scope) {
   ++g_failed_operations;
   {
@@ -272,8 +273,8 @@ void post_all(const std::shared_ptr<Runtime>& runtime, std::vector<Request> requ
 }
 
 // Gives a request on GPUs the events that it must wait for: the work in the stream of the engine's run context. Without
-// a stream all work has happened already (see hand_to_engine). `devices` was created before the request's memory was
-// known: a request in pieces has one device for all pieces.
+// a stream all work has happened already (see hand_to_engine). request->devices was created before the request's memory
+// was known: it has one device for all pieces of a request in pieces.
 void set_gpu_memory(const RunContext* context, Request* request) {
   auto devices = std::make_shared<DeviceMemory>(*request->devices);
   if (request->scattered) {
@@ -417,7 +418,7 @@ void run_fence(void*, void* on_complete, void* parameter) {
   complete(*static_cast<EngineCallback*>(on_complete), nullptr);
 }
 
-// The form for MXNet 2.0, whose engine must also be told of the start.
+// The form of an operation's function for MXNet 2.0, whose engine must also be told that the operation starts.
 template <void (*function)(void*, void*, void*)>
 void start_and_run(void* context, void* on_start, void* on_complete, void* parameter) {
   const auto* start = static_cast<EngineCallback*>(on_start);
@@ -502,8 +503,7 @@ void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::string& na
   for (std::vector<Handle>* arrays : {&call.outputs, &call.inputs}) {
     for (Handle& array : *arrays) storages.add(array);
   }
-  // Retained only now, when nothing can fail any more: after a failure, arrays that were not retained must not be
-  // released.
+  // Retained only after all steps that can fail: after a failure, arrays that were not retained must not be released.
   for (std::vector<Handle>* arrays : {&call.outputs, &call.inputs}) {
     for (Handle& array : *arrays) array = api_.retain(array);
   }
@@ -533,7 +533,8 @@ void Bridge::push_local(const std::string& name, int priority, const std::vector
   auto local = std::make_unique<LocalWork>(api_, arrays);
   local->work = std::move(work);
   const std::string shown = "mykv " + name;
-  // Released before the push: whether the engine runs the deleter after a failed push is unknown.
+  // The pointer is given up before the push, since it is unknown whether the engine runs the deleter after a failed
+  // push.
   api_.push(for_engine_of<run_local>(api_), local.release(), &drop<LocalWork>, {}, storages.arrays(), kCpuPrioritized,
             priority, shown.c_str());
 }
@@ -559,7 +560,7 @@ void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::st
   const std::string shown = "mykv " + name;
   // The engine gets a CPU operation even for arrays on GPUs. MXNet 2.0's engine continues before kernels have run
   // ("Async") and waits for the kernels only before CPU operations that do not run in the pushing thread. And a GPU
-  // operation would end with a wait for a whole stream, in our thread.
+  // operation would end with a wait for a whole stream, in the core's thread.
   const std::vector<Request>& requests = pushed->call.requests;
   const bool on_gpu =
       std::any_of(requests.begin(), requests.end(), [](const Request& r) { return r.devices != nullptr; });

@@ -17,12 +17,12 @@ namespace mykv::mxnet {
 
 // The work of one operation of the engine.
 struct Call {
-  std::vector<Request> requests;  // complete but for the memory and the turn
+  std::vector<Request> requests;  // complete except for the memory and the turn
   // True: the requests run one after another, each only if the previous request succeeded. False: all at once.
   bool chained = false;
-  // Not empty: takes the last turn under this name, instead of the next turn under its own name.
+  // Not empty: the operation takes the last turn under this name, instead of the next turn under its own name.
   std::string turn_of;
-  std::vector<Handle> inputs;  // an array may be in both
+  std::vector<Handle> inputs;  // an array may be an input and an output
   std::vector<Handle> outputs;
   // Puts the memory of inputs and outputs into the requests, when the engine runs the operation.
   std::function<void(std::vector<Request>&, const std::vector<void*>& inputs, const std::vector<void*>& outputs)>
@@ -53,8 +53,9 @@ class PreparedOperation;  // the constant part of the operations on a bucket
 // The operations that note it run one after another, since each waits for the previous one.
 struct UpdateWatch {
   UpdateWatch(uint64_t which, const std::string& names);
-  const uint64_t key;       // which updates, as the caller calls them
-  const std::string scope;  // of the names of the step's operations: a failure in another trainer's step does not count
+  const uint64_t key;  // the caller's number for the updates
+  // Scope in the names of the step's operations: a failure in another trainer's step does not count.
+  const std::string scope;
   uint64_t failures_before;  // failed operations when the step began, see take_failed_updates()
   std::atomic<bool> summed{false};
   std::atomic<bool> updated{false};
@@ -76,20 +77,20 @@ class Bridge {
 
   // A request in place that can be pushed many times. `arrays`: the arrays that are in its memory.
   std::shared_ptr<const PreparedOperation> prepare(Request request, const std::vector<Handle>& arrays) const;
-  // `label`: text that must be the same on all ranks, in this push only. `turn_of`: the name whose last turn it takes;
-  // empty: the next turn under its own name.
+  // `label`: text that must be the same on all ranks, in this push only. `turn_of`: the name whose last turn the
+  // operation takes; empty: the next turn under the operation's own name.
   void push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const PreparedOperation>& prepared,
             const std::string& label, const std::string& turn_of) const;
   // A no-op that writes the arrays: a reader of any array waits for all operations that were pushed on any of them.
-  // `ends_step`: it follows updates of a step, whose time is measured. With a watch it also notes whether all of them
-  // succeeded.
+  // `ends_step`: the fence follows updates of a step, whose time is measured. With a watch, the fence also notes
+  // whether all these operations succeeded.
   void push_fence(const HeldArrays& arrays, bool ends_step, const std::shared_ptr<UpdateWatch>& watch = nullptr) const;
   // Notes in a watch that no array carries an error, once all operations pushed so far that write the arrays have run.
   void push_look(const HeldArrays& arrays, const std::shared_ptr<UpdateWatch>& watch) const;
   // Evaluates a watch when all operations pushed so far that write the array have run or were skipped.
   void push_verdict(Handle array, const std::shared_ptr<UpdateWatch>& watch) const;
-  // Work of this rank alone, on a worker of the engine for the CPU; it gets the memory of the arrays, which it may
-  // write.
+  // Work of this rank alone, on a worker of the engine for the CPU. `work` gets the memory of the arrays, and may write
+  // it.
   void push_local(const std::string& name, int priority, const std::vector<Handle>& arrays,
                   std::function<void(const std::vector<void*>& memory)> work) const;
   // An operation on an array that always fails, with this reason.
@@ -109,7 +110,7 @@ uint64_t pushed_operations();
 // The number of failed operations of this process.
 uint64_t failed_operations();
 
-// The same by the code of their errors, with the text of the last error. MXNet keeps only a text.
+// The failed operations by the code of their errors, with the text of the last error. MXNet keeps only a text.
 struct FailureCount {
   uint64_t operations = 0;
   std::string last;

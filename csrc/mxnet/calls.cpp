@@ -81,7 +81,7 @@ class Devices {
 
   bool any_ = false;
   bool on_gpu_ = false;
-  int gpu_ = -1;  // of the last array
+  int gpu_ = -1;  // GPU of the last array; -1: host memory
   DeviceMemory memory_;
 };
 
@@ -169,11 +169,11 @@ std::shared_ptr<const std::vector<Shard>> shards_of_rows(const std::vector<size_
   return shards;
 }
 
-// Arrays of one dtype as one operation, concatenated, and its division into shards.
+// Arrays of one dtype, concatenated to one operation, and the operation's division into shards.
 struct Shards {
   Shards(const Common& common, const std::vector<Handle>& arrays, const std::vector<ArrayShard>& division);
   DType dtype = DType::float32;
-  std::vector<size_t> begins;  // of the arrays, in the operation
+  std::vector<size_t> begins;  // where each array begins in the operation
   std::vector<size_t> counts;
   size_t count = 0;
   std::string text;
@@ -220,7 +220,7 @@ std::string name_of_sender(const Common& common, size_t s) {
 }
 
 // One broadcast from each rank that has something to send, all at the same time. rows[s]: rows that rank s sends;
-// take[s]: rows of them that this rank keeps; skip[s]: rows that lie before the kept rows.
+// take[s]: how many of these rows this rank keeps; skip[s]: how many rows precede the kept rows.
 void push_broadcasts(const Common& common, Handle input, Handle output, const Devices& devices, size_t row_elements,
                      const std::vector<size_t>& rows, const std::vector<size_t>& take,
                      const std::vector<size_t>& skip) {
@@ -310,8 +310,8 @@ void push_exchange(const Common& common, Handle input, Handle output, const Devi
        });
 }
 
-// Whether an array of a group needs a request of its own: a compressor that sends a number of elements, which only
-// happens between hosts, counts them for each array.
+// Whether an array of a group needs its own request. It does between hosts if the compressor sends a fixed number of
+// elements, since this number is meant for each array.
 bool must_be_apart(const Common& common, DType dtype, size_t count) {
   Operation operation = common.operation;
   operation.set_arrays(dtype, count);
@@ -319,8 +319,8 @@ bool must_be_apart(const Common& common, DType dtype, size_t count) {
          common.runtime->world().hosts().size() > 1;
 }
 
-// The contents of one request of a group: for each dtype and device, the arrays of that dtype, one after another; and
-// each array that must be apart.
+// The contents of one request of a group: all arrays of one dtype on one device, one after another; or one array that
+// must be apart.
 struct DtypeGroup {
   DType dtype;
   int gpu;

@@ -30,8 +30,8 @@ struct Description {
 // Throws Error if the array is sparse, on another kind of device, or of an unknown dtype.
 Description describe(const Api& api, Handle array);
 
-// Arguments of all functions. `operation` is complete but for dtype and count, which come from the arrays; `label` is
-// text that must be equal on all ranks. `turn_of`: as in Call.
+// Arguments of all functions. `operation` is complete except for dtype and count, which come from the arrays; `label`
+// is text that must be equal on all ranks. `turn_of`: as in Call.
 struct Common {
   const Bridge& bridge;
   const std::shared_ptr<Runtime>& runtime;
@@ -47,7 +47,8 @@ void push_allreduce(const Common& common, const std::vector<Handle>& inputs, con
 // outputs[k] = the root's bits; on other ranks only the shape and dtype of `input` matter.
 void push_broadcast(const Common& common, Handle input, const std::vector<Handle>& outputs);
 
-// outputs[i] = inputs[i] reduced over all ranks; one request for each dtype and device, one after the other.
+// outputs[i] = inputs[i] reduced over all ranks. There is one request for each dtype and device; they run one after the
+// other.
 void push_group(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs);
 
 // Elements [begin, begin + count) of one of several arrays, and the rank that owns them.
@@ -70,7 +71,7 @@ void push_reduce_to_owners(const Common& common, const std::vector<Handle>& arra
 void push_gather_from_owners(const Common& common, const std::vector<Handle>& arrays,
                              const std::vector<ArrayShard>& division, const std::vector<Handle>& fenced);
 
-// The three functions that follow assume that the ranks have agreed on all arguments except the values.
+// The functions below assume that the ranks have agreed on all arguments except the values of the arrays.
 
 // rows[r]: first dimension of rank r's input. The output holds the inputs in the order of ranks.
 void push_allgather(const Common& common, Handle input, Handle output, const std::vector<size_t>& rows);
@@ -78,7 +79,7 @@ void push_allgather(const Common& common, Handle input, Handle output, const std
 // rows[s][r]: how many rows rank s sends to rank r; inputs hold them in the order of r, outputs in the order of s.
 void push_alltoall(const Common& common, Handle input, Handle output, const std::vector<std::vector<size_t>>& rows);
 
-// Refuses, in place of push_alltoall, what the other ranks push.
+// Called instead of push_alltoall(): refuses the operations that the other ranks push.
 void refuse_alltoall(const Common& common, Handle input, const std::vector<std::vector<size_t>>& rows,
                      const std::string& reason);
 

@@ -10,7 +10,7 @@ namespace mykv::mxnet {
 
 namespace {
 
-// An array of numbers in host memory.
+// Throws Error unless the array is in host memory and its norm is defined.
 Description describe_gradient(const Api& api, Handle array) {
   const Description described = describe(api, array);
   if (described.gpu >= 0) throw Error("the array is on a GPU");

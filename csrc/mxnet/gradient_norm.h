@@ -1,5 +1,5 @@
-// The global norm of gradients, and clipping by it, as operations of MXNet's engine. Both are work of this rank alone:
-// an operation on `squares` in between adds up the ranks' sums.
+// The global norm of gradients, and clipping by it, as operations of MXNet's engine. Both run on this rank alone.
+// Between them, an operation on `squares` adds up the ranks' sums.
 #pragma once
 
 #include <cstddef>

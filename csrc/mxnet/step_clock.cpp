@@ -14,10 +14,10 @@ struct Clock {
   std::mutex mutex;
   StepTimes times;
   int under_way = 0;
-  int64_t since = 0;      // when under_way was last 0, or the last gradients were ready
+  int64_t since = 0;      // the time until which `times` counts
   bool has_last = false;  // the last gradients are ready, and their step is under way
-  int64_t summed = 0;     // when a sum ended
-  int64_t updated = 0;    // when a fence after updates ran
+  int64_t summed = 0;     // when a sum last ended
+  int64_t updated = 0;    // when a fence after updates last ran
 };
 
 Clock& step_clock() { return usable_in_forks<Clock>(); }

@@ -2,18 +2,18 @@
 //
 // How an operation is divided:
 //
-//   request  an operation and the memory of one rank for it. Per rank.
+//   request  an operation and one rank's memory for it. Per rank.
 //   part     at most RuntimeOptions::part_bytes of a request; in place: a whole shard or request; by NCCL: the whole
-//            request. Cut alike on all ranks. It has a Key, and one entry in the table of each host with a record per
-//            rank.
+//            request. All ranks cut a request into the same parts. A part has a Key, and one entry in the table of each
+//            host with a record per rank.
 //   slice    between hosts: the n-th of k pieces of a part; k: ranks of the smallest host. Slice n belongs to local
 //            rank n of each host.
-//   chunk    on one host: 256 KiB of a part, which any rank of the host may reduce (all of them its owner, if it has
-//            one). Between hosts: about 1 MiB of a slice; the share of each host in a chunk is one message.
-//   segment  the shared memory of a host, in which tables and slots lie. Per host; no level of the division.
+//   chunk    on one host: 256 KiB of a part. Any rank of the host may reduce it, or only the part's owner if there is
+//            one. Between hosts: about 1 MiB of a slice; the share of each host in a chunk is one message.
+//   segment  the shared memory of a host, which holds its tables and slots. Per host; not a level of the division.
 //
-// The table counts the pieces of a part (Entry::pieces_to_finish) as Transport::pieces() does: between hosts the
-// slices; by NCCL, and of a large broadcast on one host, the ranks of the host; else the chunks.
+// The table counts the pieces of a part (Entry::pieces_to_finish, Transport::pieces()). These are its slices between
+// hosts; one piece for each rank of the host by NCCL, and in a large broadcast on one host; otherwise its chunks.
 #pragma once
 
 #include <cstddef>
@@ -62,7 +62,7 @@ struct Operation {
   const compress::Compressor* compressor = nullptr;
   size_t compress_from = 0;
 
-  // Sets what follows from the arrays. Only float32 and float64 can be sent converted or compressed.
+  // Sets the fields that depend on the arrays. Only float32 and float64 can be sent converted or compressed.
   void set_arrays(DType type, size_t elements) {
     dtype = type;
     count = elements;
@@ -75,7 +75,7 @@ struct Operation {
   size_t bytes() const { return count * item_size(dtype); }
 };
 
-// A hash of (name, turn, part), 128 bits, by which ranks match operations.
+// A 128-bit hash of (name, turn, part), by which ranks match operations.
 struct Key {
   uint64_t high = 0;
   uint64_t low = 0;

@@ -26,7 +26,7 @@ std::shared_ptr<const Ticket> Tickets::take() {
 }
 
 void Tickets::end(uint64_t number) {
-  if (fork_number() != forks_) return;  // in a fork the lock may never be free
+  if (fork_number() != forks_) return;  // in a fork, a thread that does not exist here may hold the lock forever
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t oldest = oldest_.load(std::memory_order_relaxed);
   ended_[number - oldest] = true;
@@ -42,7 +42,7 @@ namespace {
 struct Memory {
   uintptr_t begin;
   uintptr_t end;
-  uintptr_t element_0;  // where element 0 of the operation would lie; wraps around
+  uintptr_t element_0;  // the address at which element 0 of the operation would be; may wrap around
   bool written;
 };
 
@@ -65,7 +65,7 @@ std::vector<Memory> memory_of(const Request& request) {
 std::string overlap_in_part(const Request& request) {
   std::vector<Memory> memory = memory_of(request);
   std::sort(memory.begin(), memory.end(), [](const Memory& a, const Memory& b) { return a.begin < b.begin; });
-  // An alltoall moves elements: memory with one index in input and output still holds different elements.
+  // An alltoall moves elements: even with equal indices, the same memory holds different elements in input and output.
   const bool moves = request.operation.kind == Kind::alltoall;
   std::vector<Memory> open;  // memory that may reach into the next array
   for (const Memory& one : memory) {

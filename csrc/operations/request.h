@@ -20,7 +20,7 @@
 
 namespace mykv {
 
-// A range of an operation's elements, and its overlaps with spans: memory that holds some of the elements.
+// A range of an operation's elements. A span is memory that holds some of the elements.
 
 struct Range {
   size_t begin;
@@ -59,7 +59,7 @@ char* one_span(const std::vector<Span>& spans, const Range& range, size_t width)
 enum class StepPhase : uint8_t {
   none,
   some,
-  last,     // of the gradients that backward writes last: when they are ready, backward has ended
+  last,     // the sum of the gradients that backward writes last: when they are ready, backward has ended
   weights,  // not a sum: updated weights, copied from their owners
 };
 
@@ -73,12 +73,12 @@ inline StepPhase take_step_phase() {
   return phase;
 }
 
-// The order of a rank's calls, and the oldest operation that has not ended. Operations begin in another order, by
-// readiness in MXNet's engine and by priority.
+// Numbers operations in the order of a rank's calls, and keeps track of the oldest operation that has not ended.
+// Operations begin in a different order: by readiness in MXNet's engine, and by priority.
 
 class Tickets;
 
-// The number of one operation in that order. The operation has ended when its ticket is destroyed.
+// An operation's number in the order of calls. The operation has ended when its ticket is destroyed.
 class Ticket {
  public:
   Ticket(std::shared_ptr<Tickets> tickets, uint64_t number);
@@ -87,7 +87,7 @@ class Ticket {
   Ticket& operator=(const Ticket&) = delete;
 
   uint64_t number() const { return number_; }
-  // Whether this ticket is the oldest that has not ended, or one of the `window` tickets from the oldest on.
+  // Whether this ticket is the oldest that has not ended, or its number is less than `window` after the oldest's.
   bool within(uint64_t window) const;
 
  private:
@@ -99,7 +99,7 @@ class Ticket {
 class Tickets : public std::enable_shared_from_this<Tickets> {
  public:
   std::shared_ptr<const Ticket> take();
-  // The number of the oldest ticket that has not ended; without one, the number of the next ticket.
+  // The number of the oldest ticket that has not ended; if all have ended, the number of the next ticket.
   uint64_t oldest() const { return oldest_.load(std::memory_order_relaxed); }
 
  private:
@@ -108,11 +108,11 @@ class Tickets : public std::enable_shared_from_this<Tickets> {
 
   const uint32_t forks_ = fork_number();
   std::mutex mutex_;
-  std::deque<bool> ended_;  // from oldest_ on
+  std::deque<bool> ended_;  // whether each ticket has ended, from number oldest_ on
   std::atomic<uint64_t> oldest_{0};
 };
 
-// Elements [begin, begin + count) of an operation, in memory of their own.
+// Elements [begin, begin + count) of an operation, at the address `data`. A source is read, a target is written.
 struct Source {
   size_t begin = 0;
   size_t count = 0;
@@ -124,7 +124,7 @@ struct Target {
   void* data = nullptr;
 };
 
-// Elements [begin, begin + count) of an operation, with a root of their own.
+// Elements [begin, begin + count) of an operation, and their root.
 struct Shard {
   size_t begin = 0;
   size_t count = 0;
@@ -135,7 +135,7 @@ struct Shard {
 struct DeviceMemory {
   std::vector<int> inputs;   // the GPU of each input; of a scattered request, of each source
   std::vector<int> outputs;  // the GPU of each output or target
-  int device = -1;           // without inputs and outputs: the GPU that takes part; -1: any GPU of this rank
+  int device = -1;  // the GPU that runs the operation if there are no inputs and outputs; -1: any GPU of this rank
   // Events that must have happened before the memory is read or written. They order the request after work in other
   // streams.
   std::vector<std::shared_ptr<const gpu::Event>> after;
@@ -146,11 +146,11 @@ struct Request {
   uint64_t turn = 0;                     // ... and turn: the number of the call under that name
   std::shared_ptr<const Ticket> ticket;  // null: treated as the oldest request
   std::string signature;                 // must be the same text on all ranks; shown in messages
-  std::string refusal;                   // not empty: why this rank cannot take part
+  std::string refusal;                   // not empty: why this rank cannot take part in the operation
   StepPhase step = StepPhase::none;
   Operation operation;
-  // Not null: each shard has a root of its own, which replaces operation.root. The shards are in order and cover the
-  // operation, so that a broadcast is an allgather and a reduce a reduce-scatter. The same on all ranks.
+  // If not null, the root of each shard replaces operation.root: a broadcast becomes an allgather, and a reduce becomes
+  // a reduce-scatter. The shards are in order and cover all elements. The same on all ranks.
   std::shared_ptr<const std::vector<Shard>> shards;
   // Replicas on this rank's devices. allreduce: all inputs are summed. broadcast: only the root's first input is read.
   std::vector<const void*> inputs;
@@ -169,16 +169,16 @@ struct Request {
   std::shared_ptr<const void> owner;  // keeps the memory alive until done was called
   // Called once, from any thread: with null when outputs hold the result, otherwise with the cause.
   std::function<void(const Failure* error)> done;
-  // A thread is about to wait for it by Runtime::stand_in(), so the runtime's thread need not be awake for it.
+  // A thread is about to wait for this request in Runtime::stand_in(), so the runtime's thread need not wake up for it.
   bool awaited = false;
-  // The posting thread may spin briefly for it, see Runtime::post().
+  // The posting thread may spin briefly until this request is done, see Runtime::post().
   bool may_linger = false;
 };
 
 // Checks whether arrays of a request overlap in memory.
 
 // Why a request's arrays cannot be read and written in place, in any order of their elements: an output overlaps an
-// input or another output, and the shared memory holds different elements of the two arrays. Empty: no such overlap.
+// input or another output, and the common memory holds different elements of the two arrays. Empty: no such overlap.
 std::string overlap_in_part(const Request& request);
 
 }  // namespace mykv

@@ -33,7 +33,7 @@ std::string shards_text(const std::vector<Shard>& shards) {
   return kOwners + std::to_string(shards.size()) + " shards (division " + digest + ")";
 }
 
-// The prefix that step_label.py uses.
+// The beginnings of a label's options, as in step_label.py.
 const std::string kBatchSize = "batch size ";
 const std::string kLearningRate = "learning rate ";
 const std::string kDevices = "devices: ";
@@ -68,7 +68,7 @@ std::string arrays_of(const std::string& signature) {
   return of == std::string::npos ? "" : signature.substr(of);
 }
 
-// The same without the text after the shape: the arrays' location and path.
+// arrays_of() without the text after the shape, which says where the arrays are and how they are sent.
 std::string shape_of(const std::string& signature) {
   std::string text = arrays_of(signature);
   for (const std::string& rest : {std::string(", as "), std::string(", compressed by "), kOnGpu})
@@ -119,7 +119,7 @@ constexpr size_t kHeadShown = 110;
 constexpr size_t kBefore = 30;  // bytes before the difference
 constexpr size_t kMostDigits = 9;
 
-// Where the arrays of 'a group of 40: float32 (3, 4), float32 (3,)' begin, before ": "; npos: it is not such a text.
+// The position of ": " in a text such as 'a group of 40: float32 (3, 4), float32 (3,)'; npos if it is not such a text.
 size_t arrays_begin(const std::string& text) {
   const std::string group = "a group of ";
   const size_t at = text.find(group);
@@ -130,7 +130,7 @@ size_t arrays_begin(const std::string& text) {
   return text.compare(end, 2, ": ") == 0 ? end : std::string::npos;
 }
 
-// The array of a group in which the byte `at` lies, as ', array 40: float32 (3,)'; empty: it is after the arrays.
+// The array of a group that contains the byte `at`, as ', array 40: float32 (3,)'; empty: `at` is after the arrays.
 std::string array_at(const std::string& text, size_t arrays, size_t at) {
   size_t begin = arrays + 2, number = 1, end = begin;
   for (int depth = 0; end < text.size(); ++end) {

@@ -23,8 +23,8 @@ std::string labelled(const std::string& label, const std::string& signature);
 // Separates the options of a label. An error shows only the options that differ.
 constexpr char kBetweenOptions = '\x1e';
 
-// For messages. shown(): a signature with its label. shown_name(): the name of an operation as its caller knows it;
-// with its signature, a call that waits is shown as 'barrier'.
+// For messages. shown(): a signature with its label. shown_name(): the name of an operation as its caller knows it; a
+// waiting call is shown by the label of its signature, such as 'barrier'.
 std::string shown(const std::string& signature);
 std::string shown_name(const std::string& name, const std::string& signature = {});
 // The message about two ranks with different signatures. If their labels differ, it shows only the options that

@@ -5,18 +5,20 @@
 
 namespace mykv {
 
-void bind_group(pybind11::module_& m);          // the class Group, and its methods as functions for the world
-void bind_buffer(pybind11::module_& m);         // the memory of buckets
-void bind_prepared(pybind11::module_& m);       // an operation on a bucket, created once and pushed in each step
-void bind_fence(pybind11::module_& m);          // a no-op, also created once
-void bind_world(pybind11::module_& m);          // starts and ends the groups; after bind_group(): signatures name Group
-void bind_build_facts(pybind11::module_& m);    // MPI, compiler, kernels and transports: built, and in use
+void bind_group(pybind11::module_& m);     // the class Group, and its methods as functions for the world
+void bind_buffer(pybind11::module_& m);    // the memory of buckets
+void bind_prepared(pybind11::module_& m);  // an operation on a bucket, created once and pushed in each step
+void bind_fence(pybind11::module_& m);     // an operation that does nothing; also created once
+// Starts and ends the groups; called after bind_group(), since its signatures name Group.
+void bind_world(pybind11::module_& m);
+void bind_build_facts(pybind11::module_& m);    // facts about MPI, compiler, kernels and transports: built, and in use
 void bind_gpu(pybind11::module_& m);            // GPUs
-void bind_late_views(pybind11::module_& m);     // memory whose views may outlive Python's lock
+void bind_late_views(pybind11::module_& m);     // memory whose views may end without Python's lock
 void bind_mxnet(pybind11::module_& m);          // the MXNet of this process
 void bind_gradient_norm(pybind11::module_& m);  // mxnet/gradient_norm.h
 void bind_timeline(pybind11::module_& m);
-void bind_failed_end(pybind11::module_& m);   // failing processes end at once and by a signal, so that others notice
+// Failing processes end at once and by a signal, so that other processes notice.
+void bind_failed_end(pybind11::module_& m);
 void bind_mpi_exit(pybind11::module_& m);     // the end of MPI: when Python exits, or when the user finalizes MPI
 void bind_stall_watch(pybind11::module_& m);  // the stall watch of all groups, for a thread of Python
 

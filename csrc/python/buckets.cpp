@@ -21,7 +21,7 @@ void require_running(const Buffer& buffer) {
   if (buffer.runtime()->left()) throw Error("the buffer is of a runtime that was shut down");
 }
 
-// Whether [begin, begin + count) is in [0, size), whatever the numbers are.
+// Whether [begin, begin + count) is in [0, size), even for numbers whose sum overflows.
 bool lies_in(size_t size, size_t begin, size_t count) { return begin <= size && count <= size - begin; }
 
 Operation bucket_operation(const Runtime& runtime, const std::string& op, double scale, int priority,

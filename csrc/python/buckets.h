@@ -28,17 +28,18 @@ class PreparedBucket {
   std::shared_ptr<const mxnet::PreparedOperation> prepared_;
 };
 
-// An operation that can be pushed many times: none of the arrays can be read before all operations that were pushed on
-// any of them have run. Needed since MXNet clears an error for all arrays that share it when one of them raises it; a
-// later operation would run then.
+// An operation that can be pushed many times: no array can be read before all operations that were pushed on any of the
+// arrays have run. When an array raises an error, MXNet clears this error for all arrays that share it. Without a
+// fence, a later operation would then run although an earlier operation failed.
 class Fence {
  public:
-  // `gradients`: read by the updates; `key`: of the updates in take_failed_updates(); `names`: prefix of the names of
-  // the operations that sum the gradients.
+  // `gradients`: read by the updates; `key`: the key of these updates in take_failed_updates(); `names`: prefix of the
+  // names of the operations that sum the gradients.
   Fence(const Handles& arrays, const Handles& gradients, uint64_t key, std::string names);
   // Call it before the updates, to note if they fail on this rank alone.
   void begin();
-  // `ends_step`: it follows updates of a step, whose time is measured. `broken`: some of them were not pushed.
+  // `ends_step`: the fence follows updates of a step, whose time is measured. `broken`: some of these updates were not
+  // pushed.
   void push(bool ends_step, bool broken);
 
  private:

@@ -31,7 +31,7 @@ void leave_all(const std::string& reason);
 // A process has died: ends all operations of all groups of this process. The groups take no more operations.
 void lose_all(const Failure& reason);
 
-// Registers a runtime, and the runtimes that it owns, until they are destroyed.
+// Registers a runtime until it is destroyed.
 void register_runtime(const std::shared_ptr<Runtime>& runtime);
 // Every runtime that may still run.
 std::vector<std::weak_ptr<Runtime>> runtimes();
@@ -76,7 +76,7 @@ class Group {
 
   // Memory on GPUs, including other libraries'. kind: 'allreduce', 'broadcast', 'reduce' or 'alltoall' (only by NCCL,
   // see Kind). `memory` has lists:
-  //   inputs, outputs   (address, device) of whole arrays of this shape; or, in their place,
+  //   inputs, outputs   (address, device) of whole arrays of this shape; or, instead of them,
   //   sources, targets  (begin, count, address, device) of pieces, in the order of their elements
   //   shards            (begin, count, root), see Request::shards
   //   streams           (stream, device): this operation waits for the work already in these streams
@@ -94,7 +94,7 @@ class Group {
                                       const std::string& op, double scale, int priority, const std::string& wire,
                                       const BucketShards& shards);
 
-  // Arrays of MXNet. turn_of: the name whose last turn it takes; empty: the next turn under its own name.
+  // Arrays of MXNet. turn_of: the name whose last turn the operation takes; empty: the next turn under its own name.
   void push_allreduce(const std::string& name, const Handles& inputs, const Handles& outputs, const std::string& op,
                       double scale, int priority, const std::string& label, const std::string& wire,
                       const std::string& turn_of);
@@ -121,7 +121,7 @@ class Group {
   void push_gather_from_owners(const std::string& name, const Handles& arrays, const Division& division, int priority,
                                const std::string& label, const std::string& turn_of, const Handles& fenced);
 
-  // turn_of: the name whose last turn it takes; empty: the next turn under its own name.
+  // turn_of: the name whose last turn is refused; empty: the next turn under `name`.
   void refuse(const std::string& name, const Reason& reason, const std::string& turn_of);
 
   // (name, seconds, ranks that have not arrived, ranks that do not respond or whose hosts do not), with the labels of
@@ -129,8 +129,8 @@ class Group {
   using WaitingTuple = std::tuple<std::string, double, std::vector<int>, std::vector<int>>;
   std::vector<WaitingTuple> waiting(const std::string& name, double least_seconds);
   std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names, const std::string& turn_of);
-  // `code`, `ranks`: of the error on all ranks. Operations in which this rank has waited for less than `least_seconds`
-  // continue.
+  // `code`, `ranks`: the code and the ranks of the error that all ranks get. Operations in which this rank has waited
+  // for less than `least_seconds` continue.
   void give_up(const std::string& name, const Reason& reason, const std::string& code, std::vector<int> ranks,
                double least_seconds);
   uint64_t last_turn(const std::string& name) { return runtime_->last_turn(name); }

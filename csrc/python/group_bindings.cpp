@@ -32,7 +32,7 @@ void bind_method(pybind11::module_& m, GroupClass& group, const char* name, Resu
       extra...);
 }
 
-// The same for a number or a list of the group's world.
+// Binds a number or a list of the group's world in the same way.
 template <class Get>
 void bind_fact(pybind11::module_& m, GroupClass& group, const char* name, Get get) {
   group.def(name, [get](const Group& g) { return get(g.world()); });
@@ -129,7 +129,8 @@ void bind_waits(py::module_& m, GroupClass& group) {
 
 // The statistics as Python sees them.
 
-// Counts of a group's operations on this rank, and how late its ranks were, as far as this rank knows.
+// Counts of a group's operations on this rank, and how late the group's ranks were. With several hosts only rank 0
+// knows this of all ranks, other ranks of their host.
 pybind11::dict statistics(const Group& group);
 void bind_statistics(pybind11::module_& m, pybind11::class_<Group, std::shared_ptr<Group>>& group);
 

@@ -1,6 +1,6 @@
 // Views of numpy's memory end on threads of MXNet's engine, even during and after Python's exit. Python ends a thread
 // that asks for the GIL then, and with it the process ("terminate called without an active exception"). So these
-// threads only note which objects have no view any more; a thread that has the GIL drops the objects.
+// threads only note which objects no longer have a view; a thread that has the GIL drops the objects.
 #include "gpu/memory.h"
 
 #include <Python.h>
@@ -28,7 +28,7 @@ namespace {
 constexpr int kLooks = 1000;
 constexpr int kLookUs = 1000;
 
-// DLPack's struct, in the form that MXNet has. Only the owner is used.
+// DLPack's struct, in the version that MXNet has. Only the owner is used.
 struct ManagedTensor {
   struct {
     void* data;
@@ -53,7 +53,7 @@ struct Returned {
 std::atomic<Returned*> g_returned{nullptr};
 std::atomic<bool> g_asked{false};  // Python is about to call drop
 std::atomic<bool> g_ended{false};  // Python exits; memory returned from now on is kept
-std::atomic<int> g_asking{0};      // threads that are about to ask
+std::atomic<int> g_asking{0};      // threads that are about to ask Python to call drop
 
 int drop(void*) {
   drop_returned_memory();

@@ -94,7 +94,8 @@ void end_by_signal(int status, void*) {
   kill(getpid(), SIGKILL);
 }
 
-// Called again when MXNet's engine exists: its exit handler waits for its operations and would otherwise run first.
+// Called again when MXNet's engine exists: the engine's exit handler waits for operations, and would otherwise run
+// before this handler.
 void end_failed_exits_by_signal(bool on) {
   static int hooks = 0;
   if (on && hooks < kMostHooks) {

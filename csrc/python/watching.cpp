@@ -39,7 +39,7 @@ Watching* g_watching = new Watching;
 
 bool watches_elsewhere() { return g_watching->forks != fork_number(); }
 
-// Often enough for the shorter limit, and to notice that this process itself was stopped.
+// The time between two looks: short enough for the shorter limit, and to notice that this process itself was stopped.
 std::chrono::duration<double> look_every(const StallLimits& limits) {
   double seconds = 1;
   for (double limit : {limits.warn_seconds, limits.abort_seconds}) {
@@ -76,7 +76,7 @@ std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn
   while (g_watching->on) {
     const auto before = std::chrono::steady_clock::now();
     if (g_watching->ended.wait_for(lock, interval, [] { return !g_watching->on; })) break;
-    // This process was stopped, and perhaps others too: gives them time for a step.
+    // This process was stopped, and perhaps other processes too: gives all of them time for a step.
     const auto lasted = std::chrono::steady_clock::now() - before;
     if (lasted > 2 * interval + std::chrono::milliseconds(500)) {
       stopped += lasted - interval;
@@ -92,7 +92,7 @@ std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn
 }
 
 void begin_stall_watch() {
-  if (watches_elsewhere()) g_watching = new Watching;  // a fork that has a world of its own
+  if (watches_elsewhere()) g_watching = new Watching;  // this process is a fork that has created its own world
   std::lock_guard<std::mutex> lock(g_watching->mutex);
   g_watching->on = true;
 }

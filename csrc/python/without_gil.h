@@ -7,10 +7,10 @@ namespace mykv {
 
 // Releases Python's lock (the GIL) for the lifetime of the object.
 //
-// A daemon thread may still be in a call when Python ends. To take the lock then is fatal for a thread: up to Python
-// 3.13 Python ends it with pthread_exit(), which unwinds its stack, and this destructor must not be left that way (C++
-// would abort the process). So the thread sleeps until the process is gone, as in Python 3.14.
-// pybind11's gil_scoped_release aborts there (3.1).
+// A daemon thread may still be in a call when Python ends. If the thread then takes the lock, Python up to 3.13 ends it
+// with pthread_exit(), which unwinds its stack. C++ would abort the process if this destructor were left by unwinding.
+// So the thread sleeps until the process is gone, as in Python 3.14. pybind11's gil_scoped_release (3.1) aborts the
+// process in this case.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}

@@ -19,7 +19,7 @@ constexpr double kLongestS = 1e9;  // longer limits mean no limit
 }  // namespace
 
 Work::~Work() {
-  if (fork_number() != forks_) return;  // in a fork no thread finishes it
+  if (fork_number() != forks_) return;  // in a fork no thread finishes the request
   WithoutGil release;
   std::unique_lock<std::mutex> lock(state_->mutex);
   state_->changed.wait(lock, [this] { return state_->done.load(); });

@@ -26,7 +26,7 @@ std::vector<std::pair<std::string, std::string>> transport_report(const World* w
 
 namespace {
 
-// Process sets use the launcher of the world, and so launch in the order of the world's operations.
+// Process sets use the launcher of the world, so that one order holds for their launches and the world's.
 std::shared_ptr<Launcher> launcher_of(const World& world, HostTable& table) {
   if (world.is_subset()) return Launcher::current();
   return Launcher::begin(table.launch_order(), world.hosts()[static_cast<size_t>(world.host())]);

@@ -26,8 +26,8 @@ struct RuntimeOptions {
   NetworkOptions network;
   // Arrays of fewer bytes are not compressed between hosts: there is little to gain. The same on all ranks.
   size_t compress_bytes = 64 << 10;
-  // The second limit of the stall watch, 0: none. Only compared here: one rank reports for all ranks that wait, so the
-  // limit must be the same on all ranks.
+  // After this time the stall watch ends operations; 0: never. The core only checks that the limit is the same on all
+  // ranks, since one rank reports for all ranks that wait.
   size_t stall_abort_ms = 0;
   gpu::Settings gpu;
 };
@@ -50,7 +50,7 @@ struct RuntimeContext {
   const std::unique_ptr<World> owned;
   World& world{*owned};
   HostTable table;
-  std::shared_ptr<Launcher> launcher;  // until the runtime's thread ends
+  std::shared_ptr<Launcher> launcher;  // released when the runtime's thread ends
   const gpu::GpuRoads gpus;
   Region region;
   gpu::PinnedSlots pinned;  // used by the runtime's thread only

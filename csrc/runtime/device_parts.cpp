@@ -15,7 +15,8 @@ namespace mykv {
 
 namespace {
 
-constexpr auto kSettlePatience = std::chrono::seconds(2);  // for copies under way when this rank breaks down
+// How long a rank that breaks down waits for copies under way.
+constexpr auto kSettlePatience = std::chrono::seconds(2);
 constexpr auto kSettleLook = std::chrono::microseconds(200);
 
 // The index of an element in its vector.
@@ -24,7 +25,7 @@ size_t index_of(const std::vector<Element>& elements, const Element& element) {
   return static_cast<size_t>(&element - elements.data());
 }
 
-// Tracks the copies that were begun; false if that fails, so that their end stays unknown.
+// Tracks the copies that were begun. False if that fails: the end of the copies then stays unknown.
 bool track(gpu::CopyStreams& streams, gpu::Copies* copies) {
   try {
     *copies = streams.begun();
@@ -36,7 +37,7 @@ bool track(gpu::CopyStreams& streams, gpu::Copies* copies) {
 }
 
 // Throws Error unless all addresses of a request are on the GPUs that it names. If a wrong address were found only when
-// the result is copied out, the error could not reach all ranks any more.
+// the result is copied out, it would be too late to give all ranks the error.
 void require_on_devices(const Request& request) {
   const DeviceMemory& devices = *request.devices;
   const auto require = [](const void* address, size_t count, const std::vector<int>& of, size_t index) {
@@ -172,7 +173,7 @@ bool DeviceParts::take_copied_in() {
   return any;
 }
 
-// Reduces several inputs to one share, and releases the slots that are not needed any more.
+// Reduces several inputs to one share, and releases the slots that are no longer needed.
 void DeviceParts::join_inputs(Copying& copying) {
   Part& part = copying.part;
   const Operation& op = copying.operation;

@@ -23,21 +23,21 @@ class DeviceParts {
   DeviceParts(RuntimeContext& context, Requests& requests, Parts& parts)
       : context_(context), requests_(requests), parts_(parts) {}
 
-  // Whether the memory of a request is not ready yet. Until then the request takes no slot and blocks no stream, so
-  // that later requests can overtake it.
+  // Whether the memory of a request is not ready yet, since work in other streams has not ended. Such a request takes
+  // no slot and blocks no stream, so that later requests can overtake it.
   static bool awaits_device(RequestState& posted);
   // Begins to copy a part into a slot.
   void begin(Part part);
-  // All ranks have reduced a part, or it has an error: begins to copy the result out.
+  // Begins to copy the result of a part out, after all ranks have reduced it. A part with an error only ends.
   void copy_out_and_leave(const Part& part, const Failure& error);
   // Enters parts that have been copied in into the host's table, and ends parts that have been copied out.
   bool progress();
   bool copying() const { return !in_.empty() || !out_.empty(); }
 
-  // Why this rank leaves on its own; empty: it does not leave.
+  // Why this rank must leave: one of its GPUs did not get a result; empty: it need not leave.
   const std::string& retired() const { return retired_; }
-  // At the end: waits some seconds for copies under way, since a caller may free its memory as soon as it hears that
-  // its operation has failed. A result that has reached its GPUs still counts, as on the other ranks.
+  // At the end: waits some seconds for copies under way, since a caller may free its memory as soon as it learns
+  // that its operation has failed. An operation whose result has reached its GPUs succeeds, as on the other ranks.
   void wait_for_copies();
   // The requests of parts that are being copied.
   void add_requests(std::vector<std::shared_ptr<RequestState>>* to) const;
@@ -53,11 +53,11 @@ class DeviceParts {
   struct Copying {
     Part part;
     Operation operation;
-    Failure error;                 // what failed; on the way in it becomes this rank's refusal
+    Failure error;                 // what failed; if it failed while copying in, it becomes this rank's refusal
     std::vector<uint64_t> inputs;  // on the way in: slots of inputs 1, 2, ..., which are reduced into the part's slot
     gpu::Copies copies;
     bool lost = false;  // a GPU may still read or write the slots
-    int64_t begun = 0;  // for the timeline
+    int64_t begun = 0;  // when the copy began, for the timeline
   };
 
   void copy_in(Copying& copying);
@@ -77,7 +77,7 @@ class DeviceParts {
   gpu::CopyStreams streams_in_, streams_out_;
   std::list<Copying> in_;   // parts being copied into slots, before they arrive in the host's table
   std::list<Copying> out_;  // parts whose results are being copied to GPUs
-  uint64_t pass_ = 0;       // of take_copied_in()
+  uint64_t pass_ = 0;       // the number of calls of take_copied_in()
   bool unsafe_ = false;
   std::string retired_;
   bool told_ = false;  // note_ was set once

@@ -136,10 +136,10 @@ std::vector<Waiting> LateRanks::waiting_here(double least_seconds, const std::st
   const bool asks = context_.several_hosts();
   if (parts.empty())
     (void)context_.table.operation_state(
-        Key{});  // throws if the lock is stuck: threads may wait for it before they arrive
+        Key{});  // throws if a rank keeps the lock: threads may wait for the lock before they arrive
   std::vector<Waiting> result;
   std::vector<Key> asked;         // keys to ask about
-  std::vector<size_t> asked_for;  // index in the result of each key
+  std::vector<size_t> asked_for;  // for each key, its index in the result
   for (const Part& part : parts) {
     const OperationState operation_state = context_.table.operation_state(part.key);
     if (!operation_state.waiting) continue;
@@ -172,7 +172,7 @@ std::vector<Waiting> LateRanks::waiting_here(double least_seconds, const std::st
   return result;
 }
 
-// Adds the answers of the other hosts. `asked_for`: index in the result of each key.
+// Adds the answers of the other hosts. `asked_for`: for each key, its index in the result.
 void LateRanks::add_other_hosts(const std::vector<Key>& asked, const std::vector<size_t>& asked_for,
                                 std::vector<Waiting>* result) {
   std::vector<bool> answered(context_.world.hosts().size());

@@ -14,15 +14,15 @@ namespace mykv {
 
 class World;
 
-// An operation under way that waits, and for which ranks.
+// An operation that waits, and the ranks that it waits for.
 struct Waiting {
   std::string name;
   std::string shown;              // the name in messages
   double seconds = 0;             // since this rank has arrived
   bool complete = false;          // all ranks have arrived, but there is no result
-  std::string lack;               // with crowded_out: which memory is short, if that is the cause
+  std::string lack;               // with crowded_out: why there is no memory for more entries, if that is the cause
   bool crowded_out = false;       // this rank has not arrived: its host's table is full; see `missing`
-  std::vector<int> missing;       // ranks that have not arrived; if crowded_out: at operations in the table
+  std::vector<int> missing;       // ranks that have not arrived; if crowded_out: at the operations that fill the table
   std::vector<int> unresponsive;  // ranks without a heartbeat for a few seconds
   std::vector<int> unknown;       // ranks of hosts that do not answer
 };
@@ -43,7 +43,7 @@ std::vector<int> culprits(const Waiting& waiting);
 // 'rank 1, which has not arrived and does not respond (is it stopped?)': the culprits() and what is wrong with them.
 std::string culprits_text(const Waiting& waiting, const World& world);
 
-// Thread-safe. Not for the runtime's thread, which passes on the questions to other hosts.
+// Thread-safe. The runtime's thread must not call it, since that thread sends the questions to other hosts.
 class LateRanks {
  public:
   LateRanks(RuntimeContext& context, Requests& requests, Turns& turns, ThreadCommands& commands)

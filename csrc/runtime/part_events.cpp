@@ -54,8 +54,8 @@ void PartEvents::announce(const TableEvent& event) {
   std::optional<std::vector<char>> carried;
   if (transport.is_carried(entry.operation)) {
     carried.emplace();
-    // A failed operation carries no values: some shares may not be in slots. A rank of this host that has ended the
-    // operation breaks down, and all hosts are told.
+    // A failed operation sends no values, since some shares may not be in slots. own_share() is false if a rank of this
+    // host has ended the operation; that rank breaks down, and all hosts are told.
     if (error->empty() && !transport.own_share(event.entry, &*carried)) return;
   }
   context_.agreement.announce(event.entry, transport.sequence_numbers(entry.operation), std::move(carried),
@@ -66,7 +66,7 @@ void PartEvents::start(const TableEvent& event) {
   bool first = false;
   const std::optional<Part> part = requests_.begin(event.entry, event.generation, &first);
   if (!part) return;
-  // Other ranks may have entered its next parts.
+  // Other ranks may have entered the next parts of the request.
   if (queue_.is_subscribed()) queue_.add_candidate(SendQueue::key_of(*part->posted));
   if (!first) return;
   note_agreed(*part);
@@ -97,9 +97,9 @@ void PartEvents::finish(const TableEvent& event) {
   context_.transport_of(entry.operation).stop(event.entry);
 }
 
-// Whether other ranks still need this rank for a part that is done. Either another rank gave the part up while it is
-// under way here, on GPUs or between hosts, so that its memory may still be written; or the other hosts have begun it,
-// or will begin it, and wait for this rank's share.
+// Whether other ranks still need this rank for a part that is done. There are two cases. Another rank has given the
+// part up while it is under way here, on GPUs or between hosts, so that the part's memory may still be written. Or the
+// other hosts have agreed on the part, and wait for this rank's share.
 bool PartEvents::others_need(const Part& part) {
   Entry& entry = context_.table.entry(part.entry);
   if (context_.transport_of(entry.operation).holds(part.entry)) return true;
@@ -112,7 +112,7 @@ void PartEvents::throw_failure_of(uint32_t entry) {
   throw Error(context_.table.entry(entry).error.get());
 }
 
-// All hosts have agreed on a part.
+// Notes that all hosts have agreed on a part.
 void PartEvents::note_agreed(const Part& part) {
   if (!context_.several_hosts() || part.number > 0) return;
   queue_.agree(*part.posted, context_.table.entry(part.entry).sequence);

@@ -24,12 +24,13 @@ class PartEvents {
 
   // Handles all new events. Returns whether there were any. Throws Error if this rank cannot continue.
   bool take_events();
-  // Ends one part that is done. Returns whether there was one. A failed part waits until no rank writes into its arrays
-  // any more, but for at most a second: a rank may have been stopped while it was writing.
+  // Ends one part that is done. Returns whether there was one. A failed part waits until no rank writes into its
+  // arrays, but at most a second, since a rank may have been stopped while it was writing.
   bool take_finished();
   bool has_finished() const { return !finished_.empty(); }
 
-  // At the end:
+  // Functions for the end of the runtime.
+
   // Finds entries that ended with a result before this rank noticed: other ranks may have taken the result.
   void find_finished(const std::vector<uint32_t>& entries);
   // Ends the parts that have a result.
@@ -42,7 +43,7 @@ class PartEvents {
   struct Finished {
     Part part;
     Failure error;
-    int64_t since;  // now_ns()
+    int64_t since;  // when the part was done; now_ns()
   };
   void handle(const TableEvent& event);
   void announce(const TableEvent& event);
@@ -59,7 +60,7 @@ class PartEvents {
   SendQueue& queue_;
   Parts& parts_;
   DeviceParts& device_parts_;
-  std::deque<Finished> finished_;  // taken out of the requests' parts
+  std::deque<Finished> finished_;  // parts that are done and are no longer in Requests
 };
 
 }  // namespace mykv

@@ -15,7 +15,7 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kMostText = 16 << 10;  // of a signature or refusal that other ranks can read
+constexpr size_t kMostText = 16 << 10;  // bytes of a signature or refusal that other ranks can read
 
 // The memory of a part, if the kernels can work on the arrays in place: one input and one output, aligned to the item
 // size. Otherwise the share is empty.
@@ -163,7 +163,7 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
     if (arrival.last) transport.run_whole(arrival.entry);
   } catch (const TableLocked&) {
     if (claimed) throw;
-    arrival.table_full = true;  // the runtime's thread waits for the lock, not MXNet's thread
+    arrival.table_full = true;  // the runtime's thread waits for the lock instead of this thread of MXNet
   } catch (const Error&) {
     // The table has a verdict, and the runtime's thread is about to break down.
     if (!claimed || requests_.withdraw(part)) throw;
@@ -182,7 +182,7 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
     count(part, shown_name(request.name) + ": " + context_.table.departed().failure(), 0);
     return Arrived::under_way;
   }
-  // No lock: only the runtime's thread sends requests of several parts.
+  // Needs no lock, since only the runtime's thread sends requests of several parts.
   if (posted.parts > 1 && ++posted.met == posted.parts) queue_.forget(posted);
   const bool ended = arrival.last || arrival.failed;
   const bool soon = posting && !ended && operation.bytes() <= transport.inline_limit() && spin_policy_.expect_bell();

@@ -16,7 +16,7 @@ void RequestState::cut(size_t part_bytes) {
     part_elements = op.count;  // NCCL divides the request itself
     return;
   }
-  if (!request.refusal.empty()) return;  // one part tells the other ranks
+  if (!request.refusal.empty()) return;  // one part is enough to tell the other ranks
   if (!request.shards) {
     parts = std::max<size_t>(1, (op.count + part_elements - 1) / part_elements);
     return;
@@ -109,9 +109,9 @@ std::vector<std::shared_ptr<RequestState>> Requests::close(const Failure& reason
   return others;
 }
 
-// Beyond the limit, slots would leave the cache before they are used. But each rank may have filled its limit with
+// Beyond the limit, slots would leave the cache before they are used. But all ranks may have filled their limits with
 // parts for which other ranks lack room: a deadlock. So the limit grows while all parts of this rank wait for other
-// ranks. While a part is under way, room will become free.
+// ranks. It does not grow while a part is being reduced, since that part will release its slot.
 bool Requests::has_room() {
   std::lock_guard<std::mutex> lock(mutex_);
   const Clock::time_point now = Clock::now();
@@ -133,7 +133,8 @@ Requests::Next Requests::take_next(RequestState& posted, bool room, size_t* numb
     return Next::no_room;
   }
   *number = posted.next++;
-  // The other ranks may have sent parts after a part that failed here, and wait for all of them.
+  // After a part has failed here, other ranks may have sent later parts, and wait for this rank to send all of them
+  // too.
   *refusal = request.refusal.empty() ? posted.error.text : request.refusal;
   return Next::part;
 }

@@ -20,7 +20,7 @@
 
 namespace mykv {
 
-// A share of at most this size is copied in by the posting thread, even if the staging memory is used up.
+// The posting thread itself copies a share of at most this size in, even if the staging memory is used up.
 constexpr size_t kPostInlineBytes = 32 << 10;
 
 // The elements of one part, and the root of their shard.
@@ -43,19 +43,19 @@ struct RequestState {
   // For several hosts and several parts: the position of the first part in the agreed order, once it is known.
   std::optional<uint64_t> sequence;
   size_t part_elements = 0;
-  std::vector<Piece> pieces;  // of a request with shards
+  std::vector<Piece> pieces;  // the parts of a request with shards; otherwise empty
   size_t parts = 1;
   size_t next = 0;       // number of the next part to send to the host's table
   size_t met = 0;        // parts that were entered in the host's table
   size_t under_way = 0;  // parts sent and not finished
   size_t finished = 0;
-  bool lingers = false;       // the posting thread spins for it; used by that thread only
+  bool lingers = false;       // the posting thread spins for the request; used by that thread only
   bool agreed = false;        // the ranks have compared the operation, so all of them send all its parts
   bool ended = false;         // a thread has claimed the end: it calls done, or has called it
   size_t happened = 0;        // events of request.devices->after that have completed; runtime's thread only
   uint64_t held_in_pass = 0;  // see DeviceParts::take_copied_in(); runtime's thread only
   Failure error;
-  bool recorded = false;  // the timeline records it; `recorded` and `begun` are constant
+  bool recorded = false;  // the timeline records the request; constant after the request was posted, like `begun`
   int64_t begun = 0;
   std::unique_ptr<RequestRecord> record;  // until the end of the request; see TimelineNotes
 };
@@ -64,7 +64,7 @@ struct RequestState {
 struct Part {
   std::shared_ptr<RequestState> posted;
   size_t number = 0;
-  size_t begin = 0;  // elements
+  size_t begin = 0;  // the part's elements are [begin, begin + count)
   size_t count = 0;
   uint64_t slot = 0;
   size_t slot_bytes = 0;
@@ -75,11 +75,11 @@ struct Part {
   uint32_t generation = 0;
   Key key;
   int64_t since = 0;  // when it was entered in the host's table; coarse_now_ns()
-  int64_t came = 0;   // just before that; now_ns()
+  int64_t came = 0;   // the time just before `since`; now_ns()
   bool started = false;
   bool announced = false;
-  bool large = false;   // more than kPostInlineBytes
-  bool staged = false;  // uses a pinned slot (DeviceParts), and counts as under way from then on
+  bool large = false;   // has more bytes than kPostInlineBytes
+  bool staged = false;  // uses a pinned slot (DeviceParts); counts as under way from the start of copying in
   // For the timeline.
   int64_t copied_in = 0;  // start of copying in
   struct {
@@ -104,7 +104,7 @@ struct Totals {
     if (request.operation.road == DataPath::staged) return staged;
     return request.in_place ? in_place : copied;
   }
-  // All ranks have arrived; this rank waited for `waited` ns. ended() follows.
+  // All ranks have arrived at the request's first part, and this rank waited `waited` ns for them. ended() follows.
   void met(const Request& request, int64_t waited) {
     waited_ns += waited;
     if (request.step == StepPhase::last) step_waited_ns += waited;
@@ -122,8 +122,8 @@ struct Totals {
   uint64_t steps = 0;
 };
 
-// Thread-safe. Each method takes the mutex once. add() is called under the table's lock, so no method may use the
-// table.
+// Thread-safe. Each method locks the mutex once. add() is called under the table's lock, so a method that used the
+// table while it holds the mutex could deadlock.
 class Requests {
  public:
   // See RuntimeOptions.
@@ -131,7 +131,8 @@ class Requests {
   // Only for the lock-order check.
   std::mutex& mutex() { return mutex_; }
 
-  // Posting.
+  // Functions for posting requests.
+
   // Registers a request. `direct`: the calling thread sends its only part; otherwise the runtime's thread does.
   // Throws Error with the reason after refuse_new() or close().
   void take_over(const std::shared_ptr<RequestState>& posted, bool direct);
@@ -154,8 +155,9 @@ class Requests {
   std::vector<std::shared_ptr<RequestState>> close(const Failure& reason,
                                                    std::vector<std::shared_ptr<RequestState>> others);
 
-  // Sending, by the runtime's thread.
-  // Whether another slot may be taken.
+  // Functions for sending parts, which only the runtime's thread calls.
+
+  // Whether the staging limit allows another slot.
   bool has_room();
   enum class Next { part, none, not_yet, no_room };
   // Takes the number of the request's next part, and the reason if this rank refuses it (else empty). `room`:
@@ -163,21 +165,22 @@ class Requests {
   Next take_next(RequestState& posted, bool room, size_t* number, std::string* refusal);
   // Undoes take_next(): the part was not sent.
   void put_back(RequestState& posted);
-  // Notes the request for which the host's table has no room; the others wait behind it. Null: there is room.
+  // Notes the request that found no room in the host's table, and the time. Null: there is room.
   void set_crowded_out(const RequestState* posted);
   // Only for the runtime's thread, which sets it.
   bool is_crowded_out() const { return crowded_out_since_ != 0; }
 
-  // Parts.
+  // Functions for parts under way.
+
   // Counts the slots of a staged part as used.
   void take_slots(const Part& part, size_t slots);
   // Counts slots of `bytes` bytes as released or lost.
   void release_bytes(size_t bytes);
   // Registers a part that was entered in the host's table.
   void add(const Part& part);
-  // Registers a part without an entry, since a rank has left. It ends at once.
+  // Registers a part without an entry, since a rank has left. The part ends at once.
   void add_without_entry(const Part& part);
-  // Claims the announcement of this entry's part to the other hosts: true once.
+  // Claims the announcement of this entry's part to the other hosts: true for the first caller only.
   bool announce(uint32_t entry, uint32_t generation);
   // The part of an entry at which all ranks have arrived. `first`: this call is the first, so the part begins now.
   std::optional<Part> begin(uint32_t entry, uint32_t generation, bool* first);
@@ -195,13 +198,14 @@ class Requests {
   // The same for any generation of the entry.
   std::optional<Part> take(uint32_t entry);
   // Removes a part after a verdict on the table, so that the runtime's thread no longer touches its arrays. False if
-  // that thread has started or removed the part, and ends it.
+  // that thread has started or removed the part; it then ends the part.
   bool withdraw(const Part& part);
   // Counts a part as finished. True if it was the request's last part: the caller must end the request. `waited_ns`:
   // how long the part waited for other ranks.
   bool finish(const Part& part, const Failure& error, int64_t waited_ns);
 
-  // Queries.
+  // Functions that read the state.
+
   Totals totals();
   // Entries of this rank's parts, with their generations.
   std::vector<std::pair<uint32_t, uint32_t>> generations();
@@ -218,7 +222,7 @@ class Requests {
   std::vector<Part> waiting(double least_seconds, const std::string& name, int64_t* now);
   // Name of the request that found no room in the host's table, and the start of its wait; 0: there is room.
   std::pair<std::string, int64_t> crowded_out();
-  // Keys of the parts under these names, each with the reason for its name.
+  // Keys of the parts that arrived under these names until `came_before`, each with the reason given for its name.
   std::vector<std::pair<Key, Failure>> named(const std::unordered_map<std::string, Failure>& reasons,
                                              int64_t came_before);
 
@@ -236,7 +240,7 @@ class Requests {
   Failure stopped_;                                    // why requests are rejected; empty: they are not
 
   size_t staged_bytes_ = 0;
-  size_t moving_parts_ = 0;  // large parts in slots whose ranks have all arrived
+  size_t moving_parts_ = 0;  // large parts in slots, at which all ranks have arrived
   size_t large_parts_ = 0;
   Clock::time_point moved_;        // last time at which a slot was taken within the limit, or released
   int64_t crowded_out_since_ = 0;  // coarse_now_ns(); 0: the host's table has room

@@ -17,11 +17,11 @@ namespace mykv {
 
 namespace {
 
-constexpr useconds_t kLateUs = 500000;                          // as a fault for tests
-constexpr int64_t kLingerNs = 20000;                            // less than waking two threads takes
-constexpr int64_t kLongLingerNs = 10000000000;                  // as a fault for tests
-constexpr auto kLockPatience = std::chrono::seconds(1);         // for the table's lock, of a rank that breaks down
-constexpr auto kLeavingLockPatience = std::chrono::seconds(5);  // the same, of a rank that leaves
+constexpr useconds_t kLateUs = 500000;          // delay of the planted fault `late`
+constexpr int64_t kLingerNs = 20000;            // how long a posting thread lingers; less than waking two threads takes
+constexpr int64_t kLongLingerNs = 10000000000;  // duration of the planted fault `linger`
+constexpr auto kLockPatience = std::chrono::seconds(1);  // how long a rank that breaks down waits for the table's lock
+constexpr auto kLeavingLockPatience = std::chrono::seconds(5);  // the same for a rank that leaves
 
 }  // namespace
 
@@ -45,11 +45,11 @@ Runtime::~Runtime() {
   leave("it shut down");
   if (context_.transport->polling() || device_parts_->unsafe()) context_.world.keep_segment();
   if (forked()) {
-    (void)device_parts_.release();  // CUDA's objects are the parent's
+    (void)device_parts_.release();  // CUDA's objects belong to the parent
   } else if (!device_parts_->unsafe()) {
     context_.pinned.unregister();
   }
-  if (commands_.lost() || forked()) context_.world.let_go();  // no MPI after a death, nor in a fork
+  if (commands_.lost() || forked()) context_.world.let_go();  // makes no MPI calls after a death or in a fork
   const bool quiet = context_.transport->quiet() && context_.agreement.quiet() && context_.inquiry.quiet();
   if (!forked() && quiet) context_.world.is_quiet();
 }
@@ -118,7 +118,8 @@ void Runtime::post_checked(const std::shared_ptr<RequestState>& posted) {
   posted->number = hash_bytes(request.name.data(), request.name.size(), 0) + request.turn;
   posted->age = request.ticket ? request.ticket->number() : 0;
   posted->cut(context_.options.part_bytes);
-  // Parts end in any order, and the owner of a part reads and writes the arrays in place.
+  // Arrays that overlap in part are refused, since parts end in any order, and since the owner of a part reads and
+  // writes the arrays in place.
   const bool may_be_owned = (request.scattered || request.inputs.size() == 1) && op.bytes() > kPostInlineBytes;
   if (request.refusal.empty() && (posted->parts > 1 || may_be_owned)) request.refusal = overlap_in_part(request);
   // A request that needs little or no copying is sent by the thread that posts it, which saves a wake-up.
@@ -161,7 +162,8 @@ void Runtime::leave(std::string reason) {
   }
   std::lock_guard<std::mutex> leaving(leave_mutex_);
   if (!thread_.joinable()) return;
-  // A rank that has not reached the operation yet, perhaps on another host, gets the cause too.
+  // Adds the refusal to the reason, so that ranks that have not reached the refused operation learn the cause, even on
+  // other hosts.
   if (const std::string refused = requests_.pending_refusal(); !refused.empty())
     reason += ", after it had refused " + refused;
   const bool broken = !requests_.refuse_new({"this rank has left: " + reason, ErrorCode::left});

@@ -1,14 +1,14 @@
 // Runs requests from post() to done: the share is copied into a slot, the part arrives in the host's table, the
 // transport works, the result is copied out. A small request of the rank that arrives last runs on the thread that
-// posts it. Everything else runs on the runtime's own thread, or on a thread that waits for a request and stands in for
-// it. Only these threads wait for other ranks.
+// posts it. Everything else runs on the runtime's thread, or on a thread that waits for a request and stands in for it.
+// Only these threads wait for other ranks.
 //
 //   post() -> Requests -> Sender -> Parts, DeviceParts -> table, transports -> PartEvents -> Parts, DeviceParts
 //
 // Locks: the mutex of Requests guards requests and parts. Turns, ThreadCommands, DeviceParts and TimelineNotes have a
-// mutex each for their own members. leave() and a question to other hosts (ThreadCommands) take a lock before all
-// others. The table's lock is taken before the mutex of Requests. While one of the other locks is held, no lock is
-// taken.
+// mutex each for their own members. leave(), and a question to other hosts (ThreadCommands), take a lock before all
+// other locks. The table's lock is taken before the mutex of Requests. A thread that holds one of the other locks takes
+// no further lock.
 #pragma once
 
 #include <mpi.h>
@@ -58,10 +58,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Takes the next turn under `name`. Call it in the order of the program's calls.
   // In a fork the result is meaningless: post() fails.
   uint64_t take_turn(const std::string& name) { return forked() ? 0 : turns_.take(name); }
-  // The next number in that order, for one request.
+  // The next number in the order of the program's calls, for one request.
   std::shared_ptr<const Ticket> take_ticket();
-  // The last turn of `name`, for a second operation under another name that belongs to the first. A counter of that
-  // other name would fall behind on a rank that failed between the two operations.
+  // The last turn of `name`. A second operation that belongs to the first, under another name, has the same turn: a
+  // counter for the second name would fall behind on a rank that failed between the two operations.
   uint64_t last_turn(const std::string& name) { return forked() ? 0 : turns_.last(name); }
   // Drops the turn counters of all names that begin with `prefix`, and the residuals of their compression. No rank may
   // use such a name again: keys would repeat, and other ranks may still have an old operation with the same key.
@@ -71,11 +71,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     require_own_process();
     return turns_.names();
   }
-  // Returns at once, or with Request::may_linger after 20 us at most: if nothing else is under way, a small request may
-  // end on this thread, which saves waking the runtime's thread and then the thread that waits for the result. The
-  // request's buffers must stay until done was called.
+  // Returns at once; with Request::may_linger, after at most 20 us. If nothing else is under way, this thread may end a
+  // small request itself, which saves waking the runtime's thread and then the thread that waits for the result. The
+  // request's buffers must stay valid until done was called.
   void post(Request request);
-  // Refuses the operation of a name and turn: takes the turn with the reason.
+  // Refuses the operation of a name and turn: its ranks get an error with the reason.
   void refuse(std::string name, uint64_t turn, const std::string& reason);
   // This rank's part of the host's segment, for requests in place.
   Region& region() {
@@ -91,8 +91,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void leave(std::string reason);
   // Whether leave() was called.
   bool left() const { return commands_.leaving(); }
-  // Whether this process is a fork of the process that made the runtime. A fork has no runtime thread and takes no part
-  // in operations. It must not take a lock, since another thread of the parent may have held the lock during the fork.
+  // Whether this process is a fork of the process that created the runtime. A fork has no runtime's thread and
+  // runs no operations. It must not take a lock, since another thread of the parent may have held the lock during the
+  // fork.
   bool forked() const { return fork_number() != forks_; }
   // Throws Error in a fork. Call it before taking any lock.
   void require_own_process() const;
@@ -114,18 +115,18 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     return late_ranks_.waiting_for_this(names, turn_of);
   }
   // Ends the operations under these names that some rank has not arrived at, with an error on all ranks, including
-  // ranks that arrive later. Leaves alone operations at which all ranks have arrived, and those in which this rank has
-  // waited for less than `least_seconds`.
+  // ranks that arrive later. Does not end operations at which all ranks have arrived, nor operations in which this rank
+  // has waited for less than `least_seconds`.
   void give_up(const std::unordered_map<std::string, Failure>& reasons, double least_seconds = 0);
-  // Breaks this rank down with this reason: for a rank that has arrived and cannot continue.
+  // Ends this rank's runtime and its operations with this reason: for a rank that has arrived and cannot continue.
   void break_down(const Failure& reason);
   // Ends the use of the host's table, whose lock a rank does not release: all ranks of the host end their operations.
   void give_verdict(const std::string& reason);
-  // A process of this world has died: this rank ends all its operations with this reason, and never frees what all
-  // ranks own together (communicators).
+  // A process of this world has died: this rank ends all its operations with this reason, and never frees
+  // communicators, which all ranks would have to free together.
   void lose(const Failure& reason);
-  // Whether a failure detector calls lose() soon after a process has died. Then a failure that a death causes waits for
-  // the call and can name the process. One flag for all runtimes of this process; thread-safe.
+  // Whether a failure detector calls lose() soon after a process has died. If so, a rank that fails waits for this
+  // call, so that its error can name the dead process. One flag for all runtimes of this process; thread-safe.
   static std::atomic<bool>& watched() { return ThreadCommands::watched(); }
   // For the statistics. Thread-safe.
   Totals totals() {

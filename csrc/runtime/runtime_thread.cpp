@@ -17,18 +17,22 @@ namespace mykv {
 
 namespace {
 
-constexpr int64_t kIdlePollUs = 10000;    // several hosts, nothing under way: polls messages and MPI's queues
+// Sleep between polls of messages and of MPI's queues if there are several hosts and nothing is under way.
+constexpr int64_t kIdlePollUs = 10000;
 constexpr int64_t kDrainNs = 2000000000;  // how long MPI may keep messages queued after the last operation
 constexpr int64_t kRetryUs = 1000;        // pause when the host's table, or this rank's share of memory, is full
-constexpr int64_t kGpuPollUs = 200;       // interval between checks of copies and of the streams before them
+constexpr int64_t kGpuPollUs = 200;       // interval between checks of copies, and of the streams that copies wait for
 constexpr int64_t kLookNs = 100000000;    // longest interval between looks for questions of other hosts
 constexpr int64_t kSleepUs = 1000000;     // upper bound of any sleep
 constexpr unsigned long kSlackNs = 1000;  // timer slack of short sleeps; Linux's default is 50 us
-constexpr int64_t kRestUs = 250000;       // sleep of an idle rank between hosts; after 500 ms it would count as stopped
+// Sleep of an idle rank if there are several hosts. A process that does not look at the network for 500 ms counts as
+// stopped.
+constexpr int64_t kRestUs = 250000;
 constexpr int64_t kLostPatienceNs = 2000000000;  // wait for the failure detector to name the dead process
 constexpr auto kStandstillPatience =
-    std::chrono::seconds(5);                              // of a leaving rank, while agreed operations do not advance
-constexpr auto kGonePatience = std::chrono::seconds(20);  // of ranks that stay; a notice usually ends it earlier
+    std::chrono::seconds(5);  // how long a leaving rank waits while agreed operations do not advance
+// How long the ranks that stay wait after a rank has left; usually a notice ends the wait earlier.
+constexpr auto kGonePatience = std::chrono::seconds(20);
 
 // From begin() on, sleeps of the calling thread end on time.
 class PreciseSleeps {
@@ -62,7 +66,8 @@ void RuntimeThread::run() {
     const Failure local_error =
         retired.empty() ? Failure("this rank has shut mykv down", ErrorCode::left) : Failure(retired);
     const Departed gone(context_.label(), retired.empty() ? commands_.leave_reason() : retired);
-    // A world of one rank departs only here, after its operations have ended. A thread may still post.
+    // A world of one rank leaves the table only here, after its operations have ended. Requests that a thread still
+    // posts then get an error.
     if (context_.world.size() == 1) context_.table.depart(gone.rank, gone.reason);
     if (requests_.entries().empty()) {
       teardown_.end_in_order(local_error);
@@ -83,13 +88,13 @@ void RuntimeThread::run() {
   context_.launcher.reset();
 }
 
-// Returns when this rank leaves and no rank needs it any more, or when its patience is over.
+// Returns when this rank leaves and no other rank needs it, or when this rank has waited long enough.
 void RuntimeThread::work_until_leaving() {
   Bell& bell = context_.bell();
   Standstill standstill;
   for (;;) {
     const uint32_t seen = bell.count();
-    if (!take_loop()) {  // the stand-in rings after it returned the loop, if work is left
+    if (!take_loop()) {  // the stand-in rings after it has returned the loop, if work is left
       bell.wait(seen, context_.several_hosts() ? kIdlePollUs : kSleepUs);
       continue;
     }
@@ -106,7 +111,7 @@ void RuntimeThread::work_until_leaving() {
     } else if (leaving) {
       if (standstill.look() > kStandstillPatience) return;
     } else if (standstill.look() > kGonePatience && context_.several_hosts() && !requests_.entries().empty()) {
-      throw context_.table.departed();  // the other rank gave up without a notice
+      throw context_.table.departed();  // the rank that left gave up without a notice
     }
     if (worked) {
       worked_ = true;
@@ -127,7 +132,7 @@ void RuntimeThread::stand_in(const std::function<bool()>& over, int64_t until_ns
   if (!may_stand_in()) return;
   Bell& bell = context_.bell();
   if (!take_loop()) {
-    if (context_.several_hosts()) bell.ring();  // this thread's own posts rang no bell
+    if (context_.several_hosts()) bell.ring();  // no bell rang for the requests that this thread posted
     return;
   }
   bell.stand_in(true);
@@ -138,8 +143,8 @@ void RuntimeThread::stand_in(const std::function<bool()>& over, int64_t until_ns
   } catch (...) {
     failure_ = std::current_exception();  // the event is consumed: the runtime's thread would not see the error again
   }
-  // In this order: the next stand-in notifies the bell after it took the loop, and a ring before the loop is free would
-  // wake the runtime's thread without work.
+  // The order matters. The next stand-in registers with the bell after it has taken the loop. And a ring before the
+  // loop is free would wake the runtime's thread before it can take the loop.
   bell.stand_in(false);
   give_loop();
   if (left || bell.count() != seen) bell.ring();

@@ -40,7 +40,7 @@ class RuntimeThread {
         commands_(commands),
         notes_(notes) {}
 
-  // The thread's function. Returns when this rank has left or broken down; all its operations have ended then.
+  // The thread's function. Returns when this rank has left or broken down and all its operations have ended.
   void run();
   // Whether stand_in() may be called: not with GPUs, since CUDA's state belongs to a thread.
   bool may_stand_in() const { return !context_.gpus.any; }
@@ -74,9 +74,9 @@ class RuntimeThread {
   TimelineNotes& notes_;
   std::atomic<bool> loop_taken_{false};  // a thread holds the loop
   std::exception_ptr failure_;           // a stand-in's exception, for the runtime's thread
-  bool worked_ = false;                  // worked since the last wait
-  bool rests_ = false;                   // in a sleep too long for messages of other hosts
-  bool advanced_ = false;                // an open operation has advanced
+  bool worked_ = false;                  // the thread has worked since its last wait
+  bool rests_ = false;                   // the thread sleeps for longer than messages of other hosts should wait
+  bool advanced_ = false;                // an open operation has advanced since the last check
   int64_t awake_since_ = 0;              // start of this waking period; 0: asleep, or the timeline marks no cycles
   int64_t flowed_ = 0;                   // last time with work; coarse_now_ns()
   int64_t looked_ = 0;                   // last look for questions of other hosts; coarse_now_ns()

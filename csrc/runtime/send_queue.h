@@ -50,26 +50,27 @@ class SendQueue {
   Position end() { return requests_.end(); }
   // The requests in the order of the program's calls; each `second` is a position.
   const ByAge& by_age() const { return ages_; }
-  // All hosts have agreed on the first part of a request. `met` is compared, not the queue: parts that are being copied
-  // from a GPU have left the queue but have not arrived.
+  // Notes that all hosts have agreed on the first part of a request. Parts that are being copied from a GPU have left
+  // the queue but have not arrived, so `met` is compared.
   void agree(RequestState& posted, uint64_t sequence) {
     if (posted.parts == 1 || posted.met == posted.parts) return;  // no other part has yet to arrive
     posted.sequence = sequence;
     sequences_.insert(sequence);
   }
-  // Whether the hosts agreed on this request before all others that still have parts to arrive.
+  // Whether the hosts agreed on this request before all other requests with parts that have not arrived.
   bool is_first_agreed(const RequestState& posted) const {
     return posted.sequence && !sequences_.empty() && *posted.sequence == *sequences_.begin();
   }
-  // All parts of the request have arrived.
+  // Forgets the agreed position of a request all of whose parts have arrived.
   void forget(const RequestState& posted) {
     if (posted.sequence) sequences_.erase(*posted.sequence);
   }
   // The key of a request's first part.
   static Key key_of(const RequestState& posted) { return make_key(posted.request.name, posted.request.turn, 0); }
 
-  // While a request finds no room in the host's table, this rank subscribes to entries that other ranks make. Then
-  // there is an index by key, and a list of candidates: requests that may have an entry.
+  // While a request finds no room in the host's table, this rank subscribes to entries that other ranks create. The
+  // queue then has an index by key, and a list of candidates: requests for which another rank may have created an
+  // entry.
   bool is_subscribed() const { return indexed_; }
   void subscribe() {
     indexed_ = true;
@@ -82,25 +83,25 @@ class SendQueue {
     index_.clear();
     candidates_.clear();
   }
-  // There may be an entry for the request with this key.
+  // Another rank may have created an entry for the request with this key.
   void add_candidate(const Key& key) {
     if (indexed_) candidates_.push_back(key);
   }
-  // There may be entries for any request: other ranks may have made entries without this rank's knowledge.
+  // Other ranks may have created entries for any request without this rank's knowledge.
   void add_candidates() {
     if (!indexed_) return;
     candidates_.clear();
     for (const auto& [priority, posted] : requests_) candidates_.push_back(key_of(*posted));
   }
   bool has_candidate() const { return !candidates_.empty(); }
-  // The candidate that was added first; end(): the request is not in the queue any more.
+  // The candidate that was added first; end(): the request is no longer in the queue.
   Position first_candidate() {
     const auto found = index_.find(candidates_.front());
     return found == index_.end() ? end() : found->second;
   }
   void drop_candidate() { candidates_.pop_front(); }
 
-  // Where the last pass over the queue stopped; end(): it was complete.
+  // Where the last pass over the queue stopped; end(): the pass was complete.
   Position look() const { return look_; }
   void look_next(Position position) { look_ = position; }
 

@@ -9,7 +9,7 @@ namespace {
 
 // In one call, when the host's table is full:
 constexpr int kLooks = 32;  // requests to look at, for entries that other ranks have made
-constexpr int kOldest = 8;  // oldest requests that may find no room
+constexpr int kOldest = 8;  // oldest requests to look at that find no entry
 
 }  // namespace
 

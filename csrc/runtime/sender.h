@@ -1,4 +1,4 @@
-// Which part of this rank's requests goes to the host's table next.
+// Chooses which part of this rank's requests goes to the host's table next.
 #pragma once
 
 #include <memory>
@@ -24,9 +24,9 @@ class Sender {
   // reserved for them), or once entries are freed. Each call tries a few requests from where the last call stopped:
   // trying all of them for each part would be quadratic.
   bool start_part();
-  // After start_part(): a request is held up only by lack of room.
+  // After start_part(): whether some request waits only for room.
   bool blocked() const { return blocked_; }
-  // After start_part(): a request waits for its caller's stream.
+  // After start_part(): whether some request waits for work in its caller's stream.
   bool gated() const { return gated_; }
 
  private:

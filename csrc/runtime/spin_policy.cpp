@@ -23,7 +23,7 @@ bool SpinPolicy::spin(const Bell& bell, uint32_t seen, int64_t until_ns) {
       sched_yield();
       rang = bell.count() != seen;
     }
-    if (!rang && !is_over()) return false;  // the next spin counts it
+    if (!rang && !is_over()) return false;  // `until_ns` has ended this spin early: the next spin is counted instead
   }
   // Count each granted spin exactly once as paid or not, even if no thread spun.
   if (until_.exchange(0, std::memory_order_relaxed) != 0) bells_.report(rang);

@@ -1,5 +1,5 @@
-// How a thread waits for an event that is expected soon: it spins first, since sleeping and waking costs tens of
-// microseconds, more than many operations on a virtual machine. While it spins it yields its core.
+// How a thread waits for an event that is expected soon. It spins first: going to sleep and waking up takes tens of
+// microseconds, longer than many operations on a virtual machine. While it spins it yields its core.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,8 @@ class Standstill {
     lasted_ = {};
     looked_ = std::chrono::steady_clock::now();  // the next look() counts from here
   }
-  // Call it often: at most one second since the last call, or the last end(), counts.
+  // Returns the time without progress. Call it often: it counts at most one second since the last call of look() or
+  // end().
   Duration look() {
     const auto now = std::chrono::steady_clock::now();
     lasted_ += std::min<Duration>(now - looked_, std::chrono::seconds(1));
@@ -38,27 +39,30 @@ class Standstill {
 
 // The thread stays awake for about as long as a wake-up takes: the cost is then at most twice the optimum (Karlin et
 // al., "Empirical studies of competitive spinning for a shared-memory multiprocessor", 1991). After several spins
-// without success it spins only now and then. With more ranks than cores on the host it never does: the other ranks
-// need the cores to make progress.
+// without success it spins only now and then. If the host has more ranks than cores, it never spins, since the other
+// ranks need the cores to make progress.
 class SpinPolicy {
  public:
   explicit SpinPolicy(int local_size);
 
-  // Waiting for other ranks of the host, which ring a bell.
-  // A small share has arrived, so an event may follow soon. Returns whether to wake the thread for it. Thread-safe.
+  // Functions for waiting for other ranks of the host, which ring a bell.
+
+  // This rank has arrived with a small share, so an event may follow soon. Returns whether spinning is likely to pay;
+  // the caller then wakes the thread. Thread-safe.
   bool expect_bell() {
     if (!has_core_ || !bells_.grant()) return false;
     until_.store(now_ns() + kSpinNs, std::memory_order_relaxed);
     return true;
   }
-  // Spins until the bell rings, the granted time is over or it is `until_ns` (now_ns()). Returns whether the bell rang.
-  // Only for the thread.
+  // Spins until the bell rings, until the granted time is over, or until `until_ns` (now_ns()). Returns whether the
+  // bell rang. Only for the runtime's thread.
   bool spin(const Bell& bell, uint32_t seen, int64_t until_ns);
 
-  // Waiting for a network, which cannot wake the thread: polling. Only for the thread.
-  // For small operations it polls without sleeping for about as long as a few wake-ups take on this host and others.
-  // Then it sleeps for a fixed fraction (1 / kPart) of the time that it has waited. So the wait is longer by at most
-  // that fraction, and a long wait costs almost no processor time.
+  // Functions for waiting for a network, which cannot wake the thread, so the thread polls. Only for the runtime's
+  // thread. For small operations it polls without sleeping for about as long as a few wake-ups take on this host and
+  // others. Then it sleeps for a fixed fraction (1 / kPart) of the time that it has waited. So the wait is longer by at
+  // most that fraction, and a long wait costs almost no processor time.
+
   // Something arrived or was sent.
   void moved();
   // How long to sleep until the next poll (us), or 0 to poll again after yielding. `flowing`: bytes are on their way,
@@ -72,7 +76,7 @@ class SpinPolicy {
   static constexpr auto kFlow = std::chrono::milliseconds(20);  // upper bound for one message on a slow network
   static constexpr int64_t kShortestUs = 50, kLongestUs = 2000, kPart = 8;
 
-  // Whether recent spins have paid.
+  // Counts whether recent spins paid, which means that the event came while the thread spun.
   class Credit {
    public:
     bool grant() {

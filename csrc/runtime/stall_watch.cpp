@@ -135,8 +135,8 @@ void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport
       const Failure reason(
           "given up after " + seconds_text(one.seconds) + " of waiting for " + culprits_text(one, world) + limit,
           ErrorCode::stalled, world.labels(culprits(one)));
-      // Between hosts rank 0 decides. If all ranks have arrived, only this rank can end its part. If the operation is
-      // not in the table yet, the other ranks learn of it only when this rank breaks down.
+      // With several hosts, rank 0 ends operations. If all ranks have arrived, only this rank can end its part. If the
+      // operation is not in the table yet, the other ranks learn of it only when this rank breaks down.
       const auto names_rank_0 = [](const std::vector<int>& ranks) { return !ranks.empty() && ranks[0] == 0; };
       const bool undecidable = names_rank_0(one.unresponsive) || names_rank_0(one.unknown);
       const bool alone = one.complete || one.crowded_out;

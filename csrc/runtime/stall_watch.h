@@ -1,5 +1,5 @@
 // The stall watch: reports which operations wait, for which ranks, since when; and ends them if abort_seconds is set.
-// It checks ages only; it looks up the missing ranks only for an old operation.
+// Usually it checks ages only; it looks up the missing ranks only for an operation that has waited for long.
 #pragma once
 
 #include <map>
@@ -17,7 +17,7 @@ struct StallLimits {
 };
 
 struct StallReport {
-  bool over = false;  // operations continue
+  bool over = false;  // the wait is over: operations continue
   std::string text;
 };
 

@@ -14,10 +14,11 @@ namespace mykv {
 
 namespace {
 
-constexpr int64_t kPatienceUs = 1000000;       // for the table's lock
-constexpr int64_t kWritersNs = 1000000000;     // for chunks of failed operations that other ranks have begun
+constexpr int64_t kPatienceUs = 1000000;  // how long to wait for the table's lock
+// How long to wait for chunks of failed operations that other ranks have begun.
+constexpr int64_t kWritersNs = 1000000000;
 constexpr int64_t kLostWritersNs = 200000000;  // the same, if a process with such a chunk may have died
-constexpr int64_t kFlushNs = 20000000;         // for MPI to put the last messages on the wire
+constexpr int64_t kFlushNs = 20000000;         // time for MPI to put the last messages on the wire
 constexpr useconds_t kLookUs = 1000;
 
 }  // namespace
@@ -25,7 +26,7 @@ constexpr useconds_t kLookUs = 1000;
 void Teardown::tell_departure() {
   if (!context_.agreement.speaks() || departure_told_ || context_.table.departed_rank() < 0) return;
   departure_told_ = true;
-  if (context_.agreement.closed()) return;  // rank 0 has told this host
+  if (context_.agreement.closed()) return;  // rank 0 knows already, since it has told this host
   const Departed gone = context_.table.departed();
   context_.agreement.depart(gone.rank, gone.reason);
 }
@@ -72,10 +73,10 @@ std::vector<uint32_t> Teardown::fail_entries(const Departed& gone, const Failure
   }
 }
 
-// Directly, not through the first rank of this host, which may be the rank that is gone.
+// Sends the message itself: the first rank of this host, which usually sends it, may be the rank that is gone.
 void Teardown::tell_rank_0(const Departed& gone) {
-  // Repeats the message: rank 0 may have failed before it told the other hosts, or not have answered. Repeating is
-  // harmless.
+  // Sends the message again unless rank 0 has confirmed it: rank 0 may have failed before it told the other hosts, or
+  // may not have answered. Repeating the message is harmless.
   const bool told = std::exchange(departure_told_, true) && context_.agreement.closed();
   if (!context_.several_hosts() || told) return;
   try {
@@ -85,8 +86,8 @@ void Teardown::tell_rank_0(const Departed& gone) {
   }
 }
 
-// No rank may touch the memory of an operation any more when its caller gets the error. Some MPIs report a message as
-// sent while it waits in an internal queue, which only further MPI calls empty.
+// When the caller of an operation gets the error, no rank may still use the operation's memory. Some MPIs report a
+// message as sent while it waits in an internal queue, which only further MPI calls empty.
 void Teardown::wait_until_unused(const std::vector<uint32_t>& mine) {
   const int64_t patience = commands_.lost() ? kLostWritersNs : kWritersNs;
   const int64_t least = context_.several_hosts() ? kFlushNs : 0;

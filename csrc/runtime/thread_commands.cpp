@@ -8,7 +8,7 @@ namespace mykv {
 
 namespace {
 
-constexpr auto kAnswerPatience = std::chrono::seconds(3);  // for hosts that are asked
+constexpr auto kAnswerPatience = std::chrono::seconds(3);  // how long to wait for the answers of other hosts
 
 }  // namespace
 
@@ -34,7 +34,7 @@ std::string ThreadCommands::leave_reason() {
 void ThreadCommands::break_down(const Failure& reason) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    // The loss of a process causes later failures.
+    // A lost process causes later failures, so its reason stays.
     if (break_down_reason_.empty() || !lost_.load()) break_down_reason_ = reason;
     pending_.store(true, std::memory_order_release);
   }

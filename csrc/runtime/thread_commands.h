@@ -20,15 +20,17 @@ class ThreadCommands {
  public:
   ThreadCommands(RuntimeContext& context, Requests& requests) : context_(context), requests_(requests) {}
 
-  // For all threads.
-  // Ends the thread, after its work for the other ranks.
+  // Functions for all threads.
+
+  // Makes the thread end after its work for the other ranks.
   void leave(const std::string& reason);
   bool leaving() const { return leaving_.load(); }
   // The reason given to leave().
   std::string leave_reason();
   // Makes the thread fail with this reason.
   void break_down(const Failure& reason);
-  // The same, since a process of this world has died: the cause of all later failures.
+  // Sets the reason of break_down() to the death of a process of this world. Later calls of break_down() keep this
+  // reason, since the death causes their failures.
   void lose(const Failure& reason);
   bool lost() const { return lost_.load(); }
   // The reason given to break_down() or lose(); empty: not called.
@@ -41,7 +43,8 @@ class ThreadCommands {
   // Whether a failure detector calls lose() soon after a process has died. One flag for all runtimes of this process.
   static std::atomic<bool>& watched();
 
-  // For the runtime's thread.
+  // Functions for the runtime's thread.
+
   // Whether take() has something to do, or still sends a message.
   bool pending() const { return pending_.load(std::memory_order_acquire); }
   // Executes the commands. True if there were any. Throws Error with the reason of break_down() or lose().
@@ -65,7 +68,7 @@ class ThreadCommands {
   std::condition_variable answered_;
 
   std::atomic<bool> pending_{false};
-  std::mutex asking_mutex_;  // one question at a time
+  std::mutex asking_mutex_;  // held while a question is open, so that only one question is open at a time
   std::atomic<bool> leaving_{false};
   std::atomic<bool> lost_{false};
 };

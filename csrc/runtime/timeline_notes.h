@@ -17,13 +17,13 @@ class TimelineNotes {
  public:
   TimelineNotes(const World& world, HostTable& table) : world_(world), table_(table), interest_(table.stamp_flag()) {}
 
-  // A recorded request begins.
+  // Begins to record a request if the timeline is on.
   static void begin(RequestState& posted);
-  // A part of a recorded request is over.
+  // Records the times of a part that is over, if its request is recorded.
   void end(const Part& part, const PartRecord::Interval& copied_out);
-  // A recorded request has ended.
+  // Writes the record of a request that has ended.
   void end(RequestState& posted, const Failure* error);
-  // The runtime's thread is about to wait, and has been awake since this time.
+  // Records that the runtime's thread has been awake since this time, and is about to wait.
   void awake(int64_t since) const;
 
  private:

@@ -18,7 +18,7 @@ class Turns {
  public:
   // Takes the next turn under `name`. Call it in the order of the program's calls.
   uint64_t take(const std::string& name);
-  // The next number in that order, for one request.
+  // The next number in the order of the program's calls, for one request.
   std::shared_ptr<const Ticket> take_ticket() { return tickets_->take(); }
   // The last turn taken under `name`.
   uint64_t last(const std::string& name);

@@ -27,8 +27,8 @@ void Bell::wait(uint32_t seen, int64_t timeout_us, Sleeper sleeper) {
   const int64_t until_ns = now_ns() + timeout_us * 1000;
   const timespec until{until_ns / 1000000000, until_ns % 1000000000};
   const auto bit = static_cast<uint32_t>(sleeper);
-  // A ring between setting the bit and the call changes count_, and the kernel compares it with `seen` before it
-  // sleeps.
+  // A ring between setting the bit and the futex call changes count_. The kernel compares count_ with `seen` before the
+  // thread sleeps, so the ring is not lost.
   state_.fetch_or(bit, std::memory_order_seq_cst);
   futex(&count_, FUTEX_WAIT_BITSET, seen, &until, bit);
   state_.fetch_and(~bit, std::memory_order_seq_cst);

@@ -35,7 +35,7 @@ struct alignas(64) Lateness {
   Count steps;  // only operations that are StepPhase::last
 };
 
-// A copy, for readers.
+// A copy of a rank's Lateness, for statistics.
 struct LateRank {
   LateRank(int label, const Lateness& of)
       : rank(label),
@@ -51,12 +51,13 @@ struct LateRank {
   int64_t steps_ns;
 };
 
-// Longer texts are cut in messages, never in matching.
+// Longer names are cut in messages only: ranks match operations by a hash of the whole name.
 constexpr size_t kNameBytes = 160;
 constexpr size_t kTextBytes = 376;    // a signature or the reason of a refusal; a longer text is in a LongText
 constexpr size_t kErrorBytes = 1088;  // a message with a name and two texts
 
-// A Failure in shared memory; all zero: none. A longer text is cut; ranks from kMostRanks on are only in the text.
+// A Failure in shared memory; all zero: none. A longer text is cut. Ranks from kMostRanks on are named only in the
+// text.
 struct SharedFailure {
   static constexpr size_t kMostRanks = 2048;
 
@@ -70,7 +71,7 @@ struct SharedFailure {
   char text[kErrorBytes];
 };
 
-// A text in the segment. It is valid as long as its rank's part.
+// A text in the segment; valid until the part of the rank that wrote it ends.
 struct LongText {
   uint64_t at = 0;     // offset into the segment
   uint32_t bytes = 0;  // 0: there is none
@@ -81,11 +82,12 @@ struct alignas(64) RankRecord {
   uint64_t signature_hash;
   uint64_t slot;       // offset into the segment
   uint64_t placement;  // for NCCL: digest of this rank's devices
-  uint64_t launch;     // its number among this rank's launches, see LaunchOrder; 0: none yet
+  uint64_t launch;     // the operation's number among this rank's launches, see LaunchOrder; 0: none yet
   Stamps stamps;       // for timelines; valid only if this rank has arrived
-  // The Entry::generation at which this rank has arrived: a new use of the entry need not clear records.
+  // The Entry::generation at which this rank arrived. Each use of an entry has a new one, so old records need no
+  // clearing.
   std::atomic<uint32_t> arrived_in;
-  uint8_t refused;     // `text` is the reason
+  uint8_t refused;     // this rank has refused, and `text` is the reason
   LongText long_text;  // the whole text, if `text` is truncated
   char text[kTextBytes];
 };
@@ -101,8 +103,8 @@ enum class State : uint8_t {
 // For the statistics: when the ranks of the host arrived. Times of now_ns().
 struct Arrivals {
   int64_t first;
-  int64_t later;     // sum over the ranks: how long after `first`
-  int64_t complete;  // when the last rank arrived; on several hosts later: when they agreed
+  int64_t later;     // sum over the ranks: how long after `first` each rank arrived
+  int64_t complete;  // when the last rank arrived; with several hosts, replaced by the time at which the hosts agreed
   int32_t last;      // the local rank that came last
   bool ends_step;    // the operation is StepPhase::last
 };
@@ -133,12 +135,12 @@ struct Signatures {
 // - A rank that has not arrived reads an entry under the lock only. An event of the log may be of an earlier life of
 //   the entry: compare `generation` first.
 // - After an end with an error, chunks that ranks have begun still write into the memory of all ranks. A rank may use
-//   its memory again when chunks_ended() says so.
+//   its memory again when chunks_ended() is true.
 struct alignas(64) Entry {
   Key key;
-  Key first;            // of the operation's first part
+  Key first;            // key of the operation's first part
   uint32_t generation;  // number of uses of this entry
-  uint32_t next;        // in its hash chain, or in the list of free entries
+  uint32_t next;        // the next entry in the hash chain, or in the list of free entries
   State state;
   uint32_t arrived;
   std::atomic<uint32_t> left;
@@ -146,7 +148,7 @@ struct alignas(64) Entry {
   uint64_t sequence;   // position in the order that all hosts agreed on
   uint64_t placement;  // digest of the placements of all ranks
   int32_t owner;       // the local rank that does all the work, or kAnybody
-  int32_t ahead_of;    // the local rank that made the entry before it was due, or kNobody
+  int32_t ahead_of;    // the local rank that created the entry before its operation was due (EntryQuota), or kNobody
   Arrivals arrivals;
   Operation operation;
   std::atomic<uint32_t> next_chunk;

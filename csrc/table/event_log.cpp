@@ -6,7 +6,8 @@ size_t EventLog::bytes() { return sizeof(Cell) * kEvents; }
 
 void EventLog::append(const TableEvent& event) {
   const uint64_t tail = tail_.load(std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // a reader of an overwritten cell must see the tail move first
+  // A reader that sees an overwritten cell must also see the moved tail.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   Cell& cell = cells_[tail % kEvents];
   cell.type.store(event.type, std::memory_order_relaxed);
   cell.entry.store(event.entry, std::memory_order_relaxed);

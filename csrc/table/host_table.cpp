@@ -17,20 +17,22 @@ namespace mykv {
 
 namespace {
 
-constexpr uint32_t kShares = 16;  // of a rank's entries: EntryQuota::now and EntryQuota::agreed have one share each
+// A rank's entries are divided into shares: EntryQuota::now and EntryQuota::agreed have one share each.
+constexpr uint32_t kShares = 16;
 constexpr uint32_t kEntriesStep = 64;   // entries for which memory is committed at a time
-constexpr uint32_t kBuckets = 1 << 16;  // hash chains
+constexpr uint32_t kBuckets = 1 << 16;  // number of hash chains
 constexpr uint32_t kNone = 0;           // chains hold index + 1, so that zeroed memory is an empty table
 constexpr uint64_t kForgone = ~uint64_t{0};
-constexpr int64_t kCommitAgainNs = 100000000;      // pause after a lack of memory for entries
-constexpr int64_t kLaunchPatienceNs = 5000000000;  // for the launch order, which is locked for nanoseconds
-constexpr int64_t kLaunchWaitUs = 50;              // the same, under the table's lock
-constexpr useconds_t kLaunchPauseUs = 1000;        // between two such waits: others take the table's lock meanwhile
-constexpr int64_t kLookUs = 1000000;               // longest wait of a query for the table's lock
-constexpr int64_t kLookNs = 1000000000;            // between checks whether the lock's holder has died
-constexpr int64_t kBeatNs = 100000000;             // between heartbeats, at least
-constexpr int64_t kSilenceNs = 5000000000;         // several times the longest sleep of a rank's thread
-constexpr useconds_t kRingsLateUs = 3000000;       // as a fault for tests
+constexpr int64_t kCommitAgainNs = 100000000;  // pause after a lack of memory for entries
+// Longest wait for the launch order, which a rank locks for nanoseconds.
+constexpr int64_t kLaunchPatienceNs = 5000000000;
+constexpr int64_t kLaunchWaitUs = 50;         // the same while this rank holds the table's lock
+constexpr useconds_t kLaunchPauseUs = 1000;   // between two such waits: other ranks use the table meanwhile
+constexpr int64_t kLookUs = 1000000;          // longest wait of a query for the table's lock
+constexpr int64_t kLookNs = 1000000000;       // between two checks whether the lock's holder has died
+constexpr int64_t kBeatNs = 100000000;        // between heartbeats, at least
+constexpr int64_t kSilenceNs = 5000000000;    // several times the longest sleep of a rank's thread
+constexpr useconds_t kRingsLateUs = 3000000;  // delay of the planted fault `ring`
 
 size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -38,7 +40,7 @@ size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 void SharedFailure::set(const Failure& failure) {
   clear();
-  if (failure.empty()) return;  // most operations: this is under the table's lock
+  if (failure.empty()) return;  // the usual case must be quick: the caller holds the table's lock
   code = failure.code;
   std::fill(std::begin(ranks), std::end(ranks), uint64_t{0});
   for (const int rank : failure.ranks) {
@@ -105,7 +107,7 @@ HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_r
     launch_order_->init(local_size());
   }
   window_ = std::max(header_->capacity / least, 1u);
-  most_ahead_ = (kShares - 2) * window_ - 1;  // leaves one entry more than the window
+  most_ahead_ = (kShares - 2) * window_ - 1;  // even EntryQuota::agreed leaves window_ + 1 entries for EntryQuota::now
 }
 
 uint32_t* HostTable::bucket(const Key& key) { return &buckets_[key.low % kBuckets]; }
@@ -133,8 +135,9 @@ bool HostTable::take_entry(ArriveResult* arrival) {
   return true;
 }
 
-// Commits memory for the next entries, so that a lack of memory raises no SIGBUS; false if there is none now. Not under
-// the lock, since it may take a second. Idempotent: several ranks may commit the same entries at once.
+// Commits memory for the next entries, so that a lack of memory raises no SIGBUS later; false if the memory is not
+// available now. Called without the table's lock, since it may take a second. Several ranks may commit the same entries
+// at once, which does no harm.
 bool HostTable::commit_entries() {
   std::lock_guard<std::mutex> lock(lack_.mutex);
   const int64_t now = coarse_now_ns();
@@ -162,7 +165,7 @@ Failure HostTable::lack_of_memory() const {
   return lack_.why;
 }
 
-// Makes the entry at which this rank arrives first. False: there is none, for the reason in `arrival`.
+// Creates the entry of an operation at which this rank arrives first. False: it could not, for the reason in `arrival`.
 bool HostTable::make_entry(const Arriving& arriving, uint64_t hash, ArriveResult* arrival, Rings& rings) {
   if (departed_rank() >= 0) {
     arrival->departed = true;
@@ -287,14 +290,15 @@ Failure HostTable::disagreement(Entry& e) const {
   return {};
 }
 
-// Why an operation that waits for ranks or hosts cannot succeed, whichever rank arrives; empty: nothing is known.
-// Preferred to a rank's departure, which is often a consequence.
+// Why an operation that waits for ranks or hosts must fail, even if all ranks arrive; empty: no such reason is known.
+// Ranks report it instead of a rank's departure, which is often only its consequence.
 Failure HostTable::known_error(Entry& e) const {
   if (e.state == State::gathering) return disagreement(e);
   return e.state == State::announced ? e.error.get() : Failure();
 }
 
-// Only the first part of an operation counts: its later parts follow when the ranks have met at this one.
+// Counts the first part of an operation only: ranks post its later parts after they have waited for each other at the
+// first.
 void HostTable::note_complete(Entry& e) {
   if (ranks_.size() == 1 || !(e.key == e.first)) return;
   const auto others = static_cast<int64_t>(ranks_.size() - 1);
@@ -302,7 +306,8 @@ void HostTable::note_complete(Entry& e) {
 }
 
 int64_t HostTable::waited_for_last(const Entry& e) const {
-  // Clocks are read before the lock is taken, so a rank may come first and be the last to get the lock.
+  // A rank reads the clock before it takes the lock. So the rank with the earliest time may be the last to get the
+  // lock, and the difference may be negative.
   return std::max<int64_t>(
       static_cast<int64_t>(ranks_.size()) * (e.arrivals.complete - e.arrivals.first) - e.arrivals.later, 0);
 }
@@ -329,7 +334,8 @@ void HostTable::complete_set(ArriveResult& arrival, const Arriving& arriving, si
   }
   if (error.empty()) note_complete(e);
   if (several_hosts_) {
-    // The other hosts must hear of an error too: the first rank of this host announces it with the text.
+    // The other hosts must learn of an error too: the first rank of this host announces the operation with the error's
+    // text.
     e.state = State::announced;
     e.error.set(error);
     arrival.last = false;
@@ -354,10 +360,10 @@ void HostTable::complete_set(ArriveResult& arrival, const Arriving& arriving, si
   wake_workers(e, arriving.first_of_several, rings);
 }
 
-// The local ranks that are to work on the chunks of an operation without an owner. In an operation in place these are
-// no more ranks than there are cores, but two at the least: one rank may have something large to do first. With more
-// ranks than cores, only the memory decides which ranks these are: the first access of a process to each page of a slot
-// costs more than the work on it, and page tables take memory.
+// The local ranks that are to work on the chunks of an operation without an owner. For an operation in place, there are
+// no more of them than cores, but at least two, since one rank may have something large to do first. If the host has
+// more ranks than cores, only the memory decides which ranks they are: a process's first access to each page of a slot
+// costs more than the work on the page, and page tables take memory.
 RankRange HostTable::workers(const Entry& e) const {
   if (!e.operation.in_place || e.operation.kind != Kind::allreduce) return {0, local_size()};
   const auto size = static_cast<uint32_t>(local_size());
@@ -372,9 +378,9 @@ bool HostTable::works_on(uint32_t index) {
   return size <= cores_ || workers(entry(index)).contains(local_rank_, local_size());
 }
 
-// An operation has become ready on one host. Ranks that are not woken notice when it is done. All are needed for a
-// broadcast, whose result they copy themselves, and after the first of several parts, since they may bring the next
-// part now.
+// Chooses the ranks to wake for an operation that has become ready on one host; the other ranks wake when it is done.
+// All ranks are woken for a broadcast, since each rank copies the result itself, and after the first of several parts,
+// since each rank may now bring its next part.
 void HostTable::wake_workers(const Entry& e, bool first_of_several, Rings& rings) const {
   if (e.owner == kAnybody) {
     rings.some = workers(e);
@@ -390,7 +396,8 @@ void HostTable::order_launches(LaunchOrder& order, std::vector<int> ranks) {
   launching_ranks_ = std::move(ranks);
 }
 
-// Completes the set of ranks when the launch order is free. Other operations use the table meanwhile.
+// Waits until the launch order is free, and then completes the set of ranks. It releases the table's lock between its
+// attempts, so that other operations can use the table.
 ArriveResult HostTable::complete_later(ArriveResult arrival, const Arriving& arriving, size_t inline_limit) {
   for (const int64_t begun = now_ns(); arrival.launches_wait;) {
     usleep(kLaunchPauseUs);
@@ -400,7 +407,7 @@ ArriveResult HostTable::complete_later(ArriveResult arrival, const Arriving& arr
       Entry& e = entry(arrival.entry);
       if (e.generation == arrival.generation && e.state == State::gathering) {
         complete_set(arrival, arriving, inline_limit, rings);
-      } else {  // it was ended meanwhile
+      } else {  // the operation was ended meanwhile
         arrival.launches_wait = arrival.last = false;
         arrival.failed = true;
       }
@@ -409,8 +416,8 @@ ArriveResult HostTable::complete_later(ArriveResult arrival, const Arriving& arr
   return arrival;
 }
 
-// Waits for the launch order for a moment only, since the table is locked. `waits`: the caller will try again;
-// otherwise the operation ends with an error if the order is not free.
+// Waits for the launch order for a moment only, since this rank holds the table's lock. `waits`: the caller will try
+// again; otherwise the operation ends with an error if the order is not free.
 HostTable::Launches HostTable::give_launches(uint32_t index, bool waits, Rings& rings) {
   if (used_launches_ == nullptr) return Launches::given;
   try {
@@ -570,12 +577,13 @@ void HostTable::end_waiting(const Departed& gone, bool announced_too, bool fails
       header_->departure.set(gone.reason);
       header_->departed_rank.store(gone.rank + 1, std::memory_order_release);
     }
-    // Operations that all ranks agreed on run to their end; operations that still wait for ranks or hosts never can.
+    // Operations that all ranks agreed on run to their end. Operations that still wait for ranks or hosts cannot
+    // complete.
     for (uint32_t b = 0; b < kBuckets; ++b) {
       for (uint32_t link = buckets_[b]; link != kNone; link = entry(link - 1).next) {
         Entry& e = entry(link - 1);
         if (e.state == State::gathering || (announced_too && e.state == State::announced)) {
-          // After a death all ranks restart: the error's code tells them.
+          // All ranks restart after a death. They recognize it by the error's code, so no other error may replace it.
           const Failure known = gone.failure().code == ErrorCode::dead ? Failure() : known_error(e);
           end_locked(link - 1, known.empty() ? shown_name(e.name) + ": " + gone.failure() : known, rings);
         }

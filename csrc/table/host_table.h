@@ -32,28 +32,29 @@ struct OperationState {
   bool waiting = false;  // this rank has arrived, and there is no result
   State state = State::gathering;
   std::vector<int> missing;  // local ranks that have not arrived
-  std::vector<int> through;  // local ranks that arrived and do not wait: they refused, or it has ended
+  std::vector<int> through;  // local ranks that arrived and do not wait: they refused, or the operation has ended
 };
 
-// Which entries of the table a part may take.
+// Which entries of the table a part may take. HostTable::window() says which operations are due.
 enum class EntryQuota : uint8_t {
-  now,     // any free entry
-  agreed,  // a later part, which all ranks will enter: as `ahead`, and a few reserved entries
-  ahead,   // most of this rank's share of the table
+  now,     // for an operation that is due: any free entry
+  agreed,  // for a later part, at which all ranks will arrive: as for `ahead`, and a few reserved entries
+  ahead,   // for an operation that is not due: most of this rank's share of the table
 };
 
 struct ArriveResult {
   uint32_t entry = 0;
   uint32_t generation = 0;
-  bool table_full = false;     // or this rank's share of it, or this rank is still in an entry of this key: try later
+  // The table or this rank's share is full, or this rank has not left an older entry of this key: try later.
+  bool table_full = false;
   bool needs_memory = false;   // table_full until memory is committed for more entries
-  bool launches_wait = false;  // last, but another rank holds the order of launches
+  bool launches_wait = false;  // this rank arrived last, but another rank has locked the launch order
   bool departed = false;       // a needed rank has left: no entry was created
   bool last = false;           // this rank arrived last, and must do all the work
   bool failed = false;         // the entry is done already, with an error
 };
 
-// `count` local ranks from `first` on; rank 0 follows the last one.
+// `count` local ranks, beginning with `first` and going on with rank 0 after the host's last rank.
 struct RankRange {
   int first = 0;
   int count = 0;
@@ -65,7 +66,8 @@ class HostTable {
   // Bytes of shared memory that the table takes, in whole pages (most of them never touched).
   static size_t bytes(int local_size);
   // `ranks`: the labels of this host's ranks. `capacity`: the first rank of the host creates the table with this number
-  // of entries, clamped to the possible range; all other ranks pass 0. Throws Error without memory.
+  // of entries, clamped to the possible range; all other ranks pass 0. Throws Error if there is no memory for the
+  // table.
   HostTable(const Segment& segment, std::vector<int> ranks, int local_rank, size_t capacity, bool several_hosts);
 
   struct Arriving {
@@ -79,8 +81,8 @@ class HostTable {
     uint32_t pieces_to_finish;
     int32_t owner;
     uint64_t placement = 0;
-    Key first = {};  // of the operation's first part
-    // Limits new entries; a rank can always join an entry of another rank.
+    Key first = {};  // key of the operation's first part
+    // Limits the entries that this rank may create; it can always join an entry that another rank has created.
     EntryQuota due = EntryQuota::now;
     int64_t came = 0;  // this rank's arrival; now_ns()
     bool ends_step = false;
@@ -88,9 +90,9 @@ class HostTable {
     bool first_of_several = false;  // the first part of an operation that has more
     bool posting = false;           // a user's thread, which must not wait for a rank that holds the lock
   };
-  // How many of a rank's operations are due: the oldest and the next ones in the order of its calls. If all ranks make
-  // their calls in the same order, the oldest operation therefore always finds an entry. Otherwise the oldest operation
-  // finds an entry if it is due on some rank of each host.
+  // The number of a rank's operations that are due: its oldest ones, in the order of its calls. The table reserves
+  // entries for them. So the oldest operation always finds an entry if all ranks make their calls in the same order.
+  // Otherwise the oldest operation finds an entry if it is due on some rank of each host.
   uint64_t window() const { return window_; }
   // Records this rank's arrival. `inline_limit`: an operation of at most this size in bytes is not put into the log
   // when it becomes ready: the rank that arrived last (ArriveResult::last) must do all the work and call
@@ -116,30 +118,31 @@ class HostTable {
 
   Entry& entry(uint32_t index) { return *reinterpret_cast<Entry*>(entries_ + size_t{index} * stride_); }
 
-  // The other hosts agreed (or found an error): the operation may run; with `alone` this rank runs it for its host.
-  // False if this host has given the operation up meanwhile, since a rank has left.
+  // The other hosts agreed that the operation may run, or found `error`. `alone`: this rank runs the operation for its
+  // host. False if this host has given the operation up meanwhile, since a rank has left.
   bool agree(Key key, uint64_t sequence, const Failure& error, uint64_t placement, bool alone);
   // `pieces` more pieces of the operation are finished; the last piece makes it done.
   void finish_pieces(uint32_t index, uint32_t pieces);
   // Whether this rank works on the chunks of an operation that is ready and has no owner.
   bool works_on(uint32_t index);
-  // Claims this rank's own chunk before work on it begins. False: the operation was stopped.
+  // Claims this rank's chunk before work on it begins. False: the operation was stopped.
   bool claim_chunk(uint32_t index);
-  // A claimed chunk will not be finished, and this rank uses no memory of the operation any more. Needs no lock.
+  // This rank will not finish a chunk that it claimed, and has stopped using memory of the operation. Takes no lock.
   void drop_chunk(uint32_t index);
-  // No rank begins another chunk; needs no lock. Called whenever an operation ends with an error. Until chunks_ended(),
-  // other ranks may still write chunks that they have begun, also into the memory of ranks that have left.
+  // Keeps all ranks from beginning another chunk. Takes no lock. Called whenever an operation ends with an error. Until
+  // chunks_ended() is true, other ranks may still write chunks that they have begun, even into the memory of ranks that
+  // have left.
   void stop_chunks(uint32_t index);
   bool chunks_ended(uint32_t index);
-  // This rank's only chunk is finished, and the operation fails: each rank finds the error itself.
+  // Finishes this rank's only chunk of an operation that fails. Each rank finds the error itself and calls this.
   void finish_refused(uint32_t index, const Failure& error);
-  // This rank does not use the entry any more. Only the rank that leaves last takes the lock, to free the entry.
+  // This rank has stopped using the entry. Only the rank that leaves last takes the lock, to free the entry.
   void leave(uint32_t index);
   // Ends an operation with an error on all ranks of the host.
   void fail(uint32_t index, const Failure& error);
   // `rank` leaves: operations of this host that wait for ranks, and all later operations, fail with `reason`. An
   // operation announced to other hosts may have been agreed on already; it ends with their verdict, or with close().
-  // `fails`: the rank has broken down. It then replaces any rank noted before it as the cause.
+  // `fails`: the rank has broken down; departed() then names it even if another rank left before it.
   void depart(int rank, const Failure& reason, bool fails = false);
   // All hosts know that `rank` has left: no further operation is agreed on.
   void close(int rank, const Failure& reason);
@@ -155,17 +158,18 @@ class HostTable {
   // For the stall watch, which must not block. Throws TableLocked when a rank keeps the table locked for a second: the
   // rank was stopped in the middle of a change.
   OperationState operation_state(const Key& key);
-  // Whether this rank could arrive at that operation now: it is in the table, or the table has room.
+  // Whether this rank could arrive at the operation now: the operation is in the table, or the table has room.
   bool can_arrive(const Key& key, EntryQuota due);
   // Why there is no memory for the entry that this rank wanted last; empty: the rank did not need more memory.
   Failure lack_of_memory() const;
-  // Whether this rank wants events of entries that other ranks make: if it finds no entry for its own operations.
+  // Whether this rank wants events about entries that other ranks create. It wants them while it finds no free entry
+  // for its operations.
   void subscribe_to_new_entries(bool on);
   // The key of the first part of the event's operation; empty if this rank has arrived at the entry already, or the
   // entry is used for another operation.
   std::optional<Key> first_key_of(const TableEvent& event);
-  // Other local ranks that have not arrived at some operation in the table; if there is no such rank, this rank if it
-  // has not arrived at some operation.
+  // The other local ranks that have not arrived at some operation in the table. If there is no such rank: this rank, if
+  // it has not arrived at some operation.
   std::vector<int> behind();
   // Ends an operation that some rank of this host has not arrived at; the rank gets the error when it arrives. With
   // `announced`: ends an operation that is announced to the other hosts. False if there is no such operation.
@@ -184,7 +188,7 @@ class HostTable {
   bool lock_comes_free();
   // Heartbeat of this rank's thread.
   void beat();
-  // Sum over the ranks of this host of how long they waited for its last rank, for an entry at which all have arrived.
+  // For an entry at which all ranks have arrived: the sum of the times that this host's ranks waited for the last rank.
   int64_t waited_for_last(const Entry& entry) const;
   // How late each rank of this host was. Needs no lock.
   std::vector<LateRank> late_ranks() const;
@@ -192,14 +196,14 @@ class HostTable {
   std::vector<int> unresponsive() const;
 
   // The next event that this rank has not seen.
-  // `overrun` is set when the log was overwritten before this rank read it: look at all own entries instead.
+  // `overrun` is set when the log was overwritten before this rank read it: look at all entries of this rank instead.
   bool next_event(TableEvent* event, bool* overrun) { return log_->next(event, overrun); }
 
   // The launch order of this host's ranks; used only in the table of the world.
   LaunchOrder& launch_order() { return *launch_order_; }
   // Operations by NCCL get numbers from `order`; `ranks`: this host's ranks, as local ranks of the world.
   void order_launches(LaunchOrder& order, std::vector<int> ranks);
-  // Withdraws this rank's launch of an entry. Returns the number of the launch; 0: it has none, and gets none.
+  // Withdraws this rank's launch of an entry. Returns the number of the launch; 0: it has no number, and will get none.
   uint64_t forgo_launch(uint32_t index);
   // This rank's number for an entry at which it has arrived, or 0; reads without the lock.
   uint64_t given_launch(uint32_t index);
@@ -219,26 +223,26 @@ class HostTable {
   friend struct testing::RuntimeAccess;
   struct alignas(64) PaddedBell : Bell {
     std::atomic<int64_t> beat{0};  // when the rank's thread was last seen
-    // Under the table's lock:
-    uint32_t ahead = 0;                   // entries that the rank has made before they were due
-    std::atomic<bool> subscribed{false};  // changed under the table's lock only
+    // Changed under the table's lock only:
+    uint32_t ahead = 0;  // entries that the rank has made before they were due
+    std::atomic<bool> subscribed{false};
   };
   struct alignas(64) Header {
     TableLock::Shared lock;
     uint32_t capacity;
     uint32_t used;                    // entries ever used
-    std::atomic<uint32_t> committed;  // entries with memory behind them
-    uint32_t free_head;               // free list
+    std::atomic<uint32_t> committed;  // entries for which memory is committed
+    uint32_t free_head;               // first entry of the list of free entries
     uint32_t subscribers;
-    std::atomic<int> departed_rank;  // plus one; 0: none
-    SharedFailure departure;         // why
+    std::atomic<int> departed_rank;  // the rank that has left, plus one; 0: none
+    SharedFailure departure;         // why that rank has left
     alignas(64) std::atomic<uint64_t> log_tail;
     TableLock::Verdict verdict;
     alignas(64) std::atomic<uint32_t> timelines;  // on a cache line of its own, since every rank reads it often
   };
-  // The bells to ring after a change of the table. They ring when the lock is free again: a thread that wakes wants the
-  // lock. If this process dies or stops before that, the ranks that sleep see the change when their sleep ends, within
-  // a second.
+  // The bells to ring after a change of the table. They ring after the lock is released, since a thread that wakes
+  // takes the lock. If this process dies or stops before it rings, the ranks that sleep see the change when their sleep
+  // ends, within a second.
   struct Rings {
     void all() { others = here = true; }
 
@@ -249,8 +253,8 @@ class HostTable {
     RankRange some;            // these local ranks
   };
   static constexpr int64_t kProbeUs = 50000;  // longest wait of a user's thread for the table's lock
-  // Calls run(rings) under the lock and returns its result. Rings the bells even if it throws. Throws TableLocked if
-  // a rank keeps the lock for `limit_us`; 0: waits.
+  // Calls run(rings) under the lock and returns its result. Rings the bells even if it throws. Throws TableLocked if a
+  // rank keeps the lock for `limit_us`; 0: waits without limit.
   template <class Run>
   auto change(Run&& run, int64_t limit_us = 0) {
     struct Ringer {
@@ -296,7 +300,7 @@ class HostTable {
   Header* header_;
   PaddedBell* bells_;
   Lateness* lateness_;
-  LaunchOrder* launch_order_;             // in this table
+  LaunchOrder* launch_order_;             // the launch order in this table
   LaunchOrder* used_launches_ = nullptr;  // null: no operation uses NCCL
   std::vector<int> launching_ranks_;
   uint32_t* buckets_;
@@ -306,7 +310,7 @@ class HostTable {
   struct {
     mutable std::mutex mutex;
     Failure why;                   // empty: memory is not short
-    int64_t since = 0;             // the last attempt; coarse_now_ns()
+    int64_t since = 0;             // when memory was last lacking; coarse_now_ns()
     std::atomic<bool> met{false};  // the last entry that this rank wanted needs more memory
   } lack_;
   mutable TableLock lock_;

@@ -22,7 +22,7 @@ bool LaunchOrder::lock(int64_t patience_us, int label) {
     return true;
   }
   if (result == SharedMutex::Result::busy) return false;
-  if (result == SharedMutex::Result::inherited) mutex_.unlock();  // it is unusable from now on
+  if (result == SharedMutex::Result::inherited) mutex_.unlock();  // no rank can lock the mutex from now on
   throw Error(holder() + " has died while it ordered launches on GPUs", ErrorCode::table_locked);
 }
 

@@ -13,14 +13,14 @@
 
 namespace mykv {
 
-// It is in the table of the world of a host; process sets use the same object.
+// A host has one object, in the table of the group of all ranks. Process sets use it too.
 class LaunchOrder {
  public:
   static size_t bytes(int local_size);
   void init(int local_size);
 
-  // Held while the numbers of one operation are given. `label`: of this rank. False if another rank keeps the lock for
-  // `patience_us`. Throws an Error that names the holder if the holder has died.
+  // Held while the numbers of one operation are given. `label`: this rank's label. False if another rank keeps the lock
+  // for `patience_us`. Throws an Error that names the holder if the holder has died.
   bool lock(int64_t patience_us, int label);
   void unlock();
   // 'rank 3', the rank that holds the lock, or has died with it.
@@ -32,7 +32,7 @@ class LaunchOrder {
   uint64_t* last() { return reinterpret_cast<uint64_t*>(this + 1); }
 
   SharedMutex mutex_;
-  std::atomic<int> holder_{0};  // its label plus one; 0: none
+  std::atomic<int> holder_{0};  // the holder's label plus one; 0: none
 };
 
 }  // namespace mykv

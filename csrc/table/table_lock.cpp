@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "base/text.h"
 
-// Since glibc 2.30; ThreadSanitizer does not see it.
+// pthread_mutex_clocklock exists since glibc 2.30. ThreadSanitizer does not know it.
 #if defined(__GLIBC__) && !defined(__SANITIZE_THREAD__)
 #if __GLIBC_PREREQ(2, 30)
 #define MYKV_CLOCKLOCK
@@ -27,7 +27,7 @@ namespace mykv {
 
 namespace {
 #ifndef MYKV_CLOCKLOCK
-constexpr useconds_t kPollUs = 200;  // between two looks at a mutex
+constexpr useconds_t kPollUs = 200;  // between two attempts to lock a mutex
 #endif
 
 SharedMutex::Result result_of(int failed) {
@@ -58,7 +58,7 @@ void SharedMutex::init() {
 SharedMutex::Result SharedMutex::try_lock() { return result_of(pthread_mutex_trylock(&mutex_)); }
 
 SharedMutex::Result SharedMutex::try_lock(int64_t timeout_us) {
-  // Not pthread_mutex_timedlock, whose clock may be set back, which would stretch the wait.
+  // Not pthread_mutex_timedlock: it uses a clock that may be set back, which would lengthen the wait.
   const int64_t until_ns = now_ns() + timeout_us * 1000;
 #ifdef MYKV_CLOCKLOCK
   const timespec until{until_ns / 1000000000, until_ns % 1000000000};
@@ -74,8 +74,8 @@ SharedMutex::Result SharedMutex::try_lock(int64_t timeout_us) {
 
 namespace {
 
-// Between two looks at the lock's holder. Time is counted in such waits, not by a clock, since this process may have
-// been stopped too.
+// Time between two looks at the lock's holder. A waiting thread counts these waits instead of reading a clock, since
+// its process may have been stopped too.
 constexpr int64_t kSliceUs = 50000;
 constexpr int64_t kWritingNs = 100000000;  // writing a verdict takes far less, unless its writer was stopped
 
@@ -127,7 +127,8 @@ void TableLock::give_back() {
 
 bool TableLock::wait(int64_t limit_us) {
   const int64_t since = now_ns();
-  std::optional<std::multiset<int64_t>::iterator> entered;  // from the second slice on, since most waits are short
+  // This wait in waits_; added in the second slice, since most waits are short.
+  std::optional<std::multiset<int64_t>::iterator> entered;
   const auto leave = [&](void*) {
     if (!entered) return;
     std::lock_guard<std::mutex> lock(mutex_);
@@ -167,7 +168,8 @@ void TableLock::notice_death() {
   }
 }
 
-// The table may be inconsistent after a rank has died in a change: this gives the verdict. The lock stays unusable.
+// Gives the verdict, since the table may be inconsistent after a rank has died during a change. The lock stays
+// unusable.
 void TableLock::died(SharedMutex::Result result) {
   const int rank = holder();
   const std::string who =

@@ -1,20 +1,21 @@
 // The lock of the host's table. It records its holder, so that waiting ranks can name a rank that was stopped or died
 // in the middle of a change, and can give a verdict on the table.
 //
-// The verdict needs no lock: it is a text that every rank reads before and after each of its changes. From then on
-// every access to the table throws the verdict as an error, also in the rank that held the lock, when it continues: no
-// rank uses what it was changing any more, and it begins nothing new.
+// The verdict needs no lock: it is a text that every rank reads before and after each of its changes. After the verdict
+// every access to the table throws the text as an error, even in the rank that held the lock, if it continues. So no
+// rank uses what that rank was changing, and no rank begins a new change.
 //
 // Note [why a wait for the table's lock ends]. A thread that waits without a limit of its own, such as in
-// finish_pieces() and leave() of the table, looks at the lock each 50 ms:
+// finish_pieces() and leave() of the table, looks at the lock every 50 ms:
 //   - The holder has died: the robust mutex says so, and the waiting thread gives the verdict itself.
-// - The holder was stopped and continues: the lock comes free.
-//   - The holder stays stopped: the stall watch, all of whose own waits have a limit, sees longest_wait(), names the
-//     holder, and gives the verdict after MYKV_STALL_ABORT_S. With MYKV_STALL_ABORT_S=0 only the warnings come, as the
-//     user has asked. A rank that leaves or breaks down gives the verdict after some seconds (set_patience()).
+//   - The holder was stopped and continues: the lock comes free.
+//   - The holder stays stopped: the stall watch, whose waits all have limits, sees the wait in longest_wait(), warns
+//     with the holder's name, and gives the verdict after MYKV_STALL_ABORT_S. With MYKV_STALL_ABORT_S=0 it only warns.
+//     A rank that leaves or breaks down gives the verdict after some seconds (set_patience()).
 //   - Another rank gives the verdict: the next look sees it.
-// When a thread of MXNet's engine arrives, it does not wait for the lock (Arriving::posting). If it has arrived last,
-// and has done all work of a small operation, only that thread can finish the operation, and it waits as above.
+// A thread of MXNet's engine that arrives at an operation waits for the lock only briefly (Arriving::posting). But if
+// it arrived last and did all the work of a small operation, only this thread can finish the operation: it waits as
+// above.
 #pragma once
 
 #include <pthread.h>
@@ -41,7 +42,7 @@ class SharedMutex {
   enum class Result {
     taken,
     busy,
-    inherited,  // its holder has died; this thread has the mutex, which is unusable from unlock() on
+    inherited,  // its holder has died; this thread has the mutex, and no thread can lock it after unlock()
     unusable,   // a holder has died earlier
   };
   void init();
@@ -59,7 +60,7 @@ struct TableLocked : Error {
   int holder;  // local rank, or -1: the holder was stopped before it had recorded itself
 };
 
-// No rank of this host uses the table any more; the text says why.
+// No rank of this host may use the table; the text says why.
 struct TableVerdict : Error {
   explicit TableVerdict(const std::string& text) : Error(text, ErrorCode::table_locked) {}
 };
@@ -72,7 +73,7 @@ class TableLock {
     std::atomic<uint64_t> holding{
         0};  // how often the lock was taken, times kHolderRanks, plus the holder's local rank + 1
   };
-  // In shared memory, on cache lines of its own, since every rank reads it all the time.
+  // In shared memory, on cache lines of its own, since every rank reads it often.
   struct alignas(64) Verdict {
     static constexpr size_t kTextBytes = 1024;
     std::atomic<uint32_t> state{0};  // 0: the table is good; kWriting, kGiven
@@ -88,8 +89,9 @@ class TableLock {
 
   TableLock(Shared& shared, Verdict& verdict, int local_rank, Callbacks around);
 
-  // Calls run() under the lock and returns its result. Throws Error if there was a verdict before or meanwhile: this
-  // rank may have been stopped in run(). Throws TableLocked when a rank keeps the lock for `limit_us`; 0: waits.
+  // Calls run() under the lock and returns its result. Throws Error if a verdict was given before run() or during it,
+  // since this rank may have been stopped in run(). Throws TableLocked when a rank keeps the lock for `limit_us`; 0:
+  // waits without limit.
   template <class Run>
   auto run(Run&& run, int64_t limit_us = 0) {
     if (!take(limit_us)) throw locked();
@@ -125,7 +127,7 @@ class TableLock {
   }
   // Gives the verdict if the lock's holder has died; does not wait.
   void notice_death();
-  // Ends the use of the table by all ranks. The first reason counts.
+  // Ends the use of the table by all ranks. Only the first verdict's reason is kept.
   void give_verdict(const std::string& reason);
   // From now on this process gives the verdict if one rank keeps the lock for `limit_us` while a thread of this
   // process waits for it.
@@ -133,8 +135,8 @@ class TableLock {
   // The longest time that a thread of this process has waited for the lock so far, in nanoseconds; 0: no thread waits,
   // or none for longer than a few hundredths of a second.
   int64_t longest_wait() const;
-  // For tests: from now on a thread that holds `inner` and takes the lock ends the process, since arrive() takes them
-  // in the other order.
+  // For tests: makes a thread end the process if it takes this lock while it holds `inner`. In arrive() threads take
+  // `inner` while they hold this lock, so the reverse order could deadlock.
   void comes_before(std::mutex& inner) { inner_ = &inner; }
   // The error that names the rank that keeps the lock.
   TableLocked locked() const;
@@ -166,7 +168,7 @@ class TableLock {
   mutable std::mutex mutex_;  // guards the members below, which belong to this process
   std::multiset<int64_t> waits_;
   int64_t patience_us_ = 0;  // 0: endless
-  std::string impatient_;    // why
+  std::string impatient_;    // the reason given to set_patience()
 };
 
 }  // namespace mykv

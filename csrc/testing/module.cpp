@@ -96,7 +96,7 @@ std::vector<std::vector<size_t>> square_grid(size_t hosts) {
   return rows;
 }
 
-// A request has `parts` parts. Its first ones end in order, with these errors (empty: success). Returns the index of
+// A request has `parts` parts. The first parts end in order, with these errors (empty: success). Returns the index of
 // the part that ends the request, or -1 if the request goes on. `agreed`: all ranks have entered the first part.
 int last_part(size_t parts, const std::vector<std::string>& errors, bool agreed) {
   Requests requests(size_t{1} << 19, size_t{1} << 20);

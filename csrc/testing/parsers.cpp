@@ -44,8 +44,8 @@ class Source {
   size_t left_;
 };
 
-// Memory of exactly this size in bytes, aligned as the transport's is, so that a sanitizer sees the first byte behind
-// it.
+// Memory of exactly this size in bytes, aligned like the transport's memory, so that a sanitizer detects an access to
+// the first byte behind it.
 std::unique_ptr<char, decltype(&std::free)> exactly(size_t bytes) {
   void* memory = nullptr;
   if (posix_memalign(&memory, 64, std::max<size_t>(bytes, 1)) != 0) throw std::bad_alloc();
@@ -147,7 +147,7 @@ void parse_compressed(const uint8_t* data, size_t bytes) {
   const std::string text = kTexts[(choice >> 2) % std::size(kTexts)];
   const auto& compressor = compress::compressor_of(text);
   size_t count = source.number<uint16_t>();
-  count = count < 65000 ? count % 1500 : 65536 - 8 + count % 16;  // where indices become longer
+  count = count < 65000 ? count % 1500 : 65536 - 8 + count % 16;  // near the size from which indices are longer
   const compress::Piece piece{dtype, count, count + source.number<uint8_t>() * size_t{1000}};
   const size_t size = compressor.bytes(piece);
   const auto message = exactly(size);

@@ -12,22 +12,22 @@
 
 namespace mykv {
 
-// The times of a rank's work on an operation. They are in the shared table, so that the timeline of any rank of the
-// host can tell which rank was late and which rank reduced.
+// The times of a rank's work on an operation. They are in the shared table, so that the timeline of every rank of the
+// host can show which rank was late and which ranks reduced.
 
 enum class Stamp : uint8_t {
-  arrived,    // in the host's table
-  begun,      // began to reduce; on several hosts, to reduce its slice over its host
+  arrived,    // the rank arrived in the host's table
+  begun,      // began to reduce; with several hosts: to reduce its slice over its host
   scatter,    // began to send its values to the other hosts ...
   scattered,  // ... and has received theirs
   gather,     // began to send its result to the other hosts ...
   gathered,   // ... and has received theirs
-  finished,   // its share of the work
+  finished,   // finished its share of the work
 };
 constexpr size_t kStamps = 7;
 
-// One rank's stamps on one operation; 0: not set. Only that rank writes them. Stamps written before the operation was
-// done can be read after it; before that a reader gets the old or the new value.
+// One rank's stamps on one operation; 0: not set. Only that rank writes them. A reader that knows that the operation is
+// done sees all stamps that were written before. Any other reader may see an old value.
 class Stamps {
  public:
   void clear() {
@@ -45,7 +45,7 @@ class Stamps {
   std::array<std::atomic<int64_t>, kStamps> times_;
 };
 
-// When a rank arrived, or a host, which is named by its first rank.
+// When a rank arrived, or a host, named by its first rank.
 struct ArrivalRecord {
   int rank;
   int64_t time;
@@ -60,14 +60,14 @@ struct PartRecord {
   uint32_t number = 0;
   Interval copy_in;
   Interval wait;
-  Interval reduce;      // by any rank of the host
-  Interval scatter;     // between hosts: values of this rank's slice
+  Interval reduce;      // reducing, by any rank of the host
+  Interval scatter;     // between hosts: exchanging the values of this rank's slice
   Interval reduce_all;  // between hosts: reducing the received values
-  Interval gather;      // between hosts: results
+  Interval gather;      // between hosts: exchanging the results
   Interval spread;      // copying the result into the slots of this host
   Interval copy_out;
-  // Index of this part's first arrival in RequestRecord::arrivals. Its arrivals are this host's ranks, and then, on
-  // rank 0 of several hosts, the times at which each host announced that all its ranks had arrived.
+  // Index of this part's first arrival in RequestRecord::arrivals. The part's arrivals are those of this host's ranks.
+  // On rank 0 of several hosts, the times follow at which each host announced that all its ranks had arrived.
   size_t arrivals = 0;
   uint32_t ranks = 0;
   uint32_t hosts = 0;

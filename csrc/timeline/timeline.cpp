@@ -20,13 +20,16 @@ namespace mykv {
 
 namespace {
 
-constexpr auto kPeriod = std::chrono::milliseconds(100);  // between two writes, so at most this much is lost by a kill
-constexpr size_t kMany = 20000;                           // parts that are written at once, some 10 MB of text
-constexpr size_t kMost = 400000;                          // parts in memory (some 100 MB) when the disk cannot follow
-constexpr size_t kTextBytes = 4 << 20;                    // written at once
-constexpr size_t kSpare = 4096;                           // records that are kept
-constexpr auto kLongestWrite = std::chrono::seconds(10);  // longer ones are those of a file system that does not answer
-constexpr int kNice = 10;                                 // lower priority than training
+// Time between two writes; the records of this time are lost if the process is killed.
+constexpr auto kPeriod = std::chrono::milliseconds(100);
+constexpr size_t kMany = 20000;  // this number of parts is written without waiting for the period; some 10 MB of text
+// Parts in memory (some 100 MB) if the disk is too slow; further operations are left out.
+constexpr size_t kMost = 400000;
+constexpr size_t kTextBytes = 4 << 20;  // bytes of text that are written at once
+constexpr size_t kSpare = 4096;         // records that are kept for reuse
+// After a longer write the file system counts as not answering.
+constexpr auto kLongestWrite = std::chrono::seconds(10);
+constexpr int kNice = 10;  // lower priority than training
 
 // Blocks signals in a new thread: Ctrl-C must reach Python's main thread.
 class WithoutSignals {
@@ -60,7 +63,7 @@ Timeline& Timeline::instance() {
     on_.store(false, std::memory_order_relaxed);
     marks_cycles_.store(false, std::memory_order_relaxed);
     const bool was_started = timeline.is_of_parent_ || timeline.session() != 0;
-    new (&timeline) Timeline(was_started);  // not destroyed before: it holds the parent's thread
+    new (&timeline) Timeline(was_started);  // the old object is not destroyed, since it holds the parent's thread
   });
   (void)registered;
   return timeline;
@@ -95,7 +98,7 @@ int Timeline::start(FileDescriptor file, const TimelineOptions& options) {
   return 0;
 }
 
-// Call it under mutex_.
+// Call it while mutex_ is locked.
 void Timeline::end_recording() {
   if (!active_) return;
   active_ = false;
@@ -124,7 +127,7 @@ int Timeline::stop() {
     writer_.join();
     lock.lock();
   } else {
-    writer_.detach();  // the file system does not answer; the writer ends when it does
+    writer_.detach();  // the file system does not answer; the writer ends when it answers
     session_.fetch_add(1, std::memory_order_relaxed);
   }
   started_ = false;
@@ -173,8 +176,8 @@ void Timeline::add(AwakeRecord awake) {
   batch_.awake.push_back(std::move(awake));
 }
 
-// The writer thread. stop() and a large batch wake it; otherwise it wakes up after each period. Once another session
-// has begun, it must not touch the timeline.
+// The writer thread. stop() and a large batch wake it; otherwise it wakes up after each period. Once a new session has
+// begun, the writer of the old session must not touch the timeline.
 void Timeline::run(TraceFile file, TraceRows rows, uint64_t of) {
   prctl(PR_SET_NAME, "mykv timeline");
   const sched_param unused{};
@@ -230,7 +233,7 @@ Timeline::Interest::Interest(std::atomic<uint32_t>& flag) : flag_(flag) {
 }
 
 Timeline::Interest::~Interest() {
-  if (forks_ != fork_number()) return;  // of the parent's timeline
+  if (forks_ != fork_number()) return;  // the flag is in the list of the parent's timeline
   Timeline& timeline = instance();
   std::lock_guard<std::mutex> lock(timeline.mutex_);
   auto& all = timeline.interests_;

@@ -23,8 +23,8 @@ namespace mykv {
 struct TimelineOptions {
   bool mark_cycles = false;
   int rank = 0;
-  int64_t zero = 0;     // now_ns() that the file's times count from
-  std::string members;  // of the file's outer object, JSON
+  int64_t zero = 0;     // the time that the file's times count from; now_ns()
+  std::string members;  // members of the file's outer object, as JSON
 };
 
 class TraceRows;
@@ -37,11 +37,11 @@ class Timeline {
   // The process's one timeline. Recreated in a fork, since the parent's mutexes may be locked forever.
   static Timeline& instance();
 
-  // Throws Error if it is started already, here or in the parent of this fork; returns an errno if the file cannot be
-  // written.
+  // Throws Error if the timeline is started already, here or in the parent of this fork. Returns an errno if the file
+  // cannot be written, otherwise 0.
   int start(FileDescriptor file, const TimelineOptions& options);
-  // Writes the remaining records and ends; returns the errno that ended it earlier, or 0; ETIMEDOUT if the file system
-  // does not answer. No-op if not started.
+  // Writes the remaining records and ends the timeline. Returns the errno that ended it earlier, or 0; ETIMEDOUT if the
+  // file system does not answer. Does nothing if the timeline is not started.
   int stop();
 
   // A record of this session that begins now, or null if the timeline is off.
@@ -69,7 +69,7 @@ class Timeline {
     std::vector<std::unique_ptr<RequestRecord>> requests;
     std::vector<AwakeRecord> awake;
     uint64_t dropped = 0;
-    size_t weight = 0;  // parts
+    size_t weight = 0;  // parts, plus one for each record
     void clear();
   };
   explicit Timeline(bool is_of_parent) : is_of_parent_(is_of_parent) {}
@@ -87,15 +87,15 @@ class Timeline {
   std::vector<std::unique_ptr<RequestRecord>> spare_;  // records for reuse, with their memory
   bool stopping_ = false;
   std::condition_variable over_;
-  bool ended_ = false;   // the writer writes nothing more
-  bool active_ = false;  // records are taken
+  bool ended_ = false;   // the writer writes no more
+  bool active_ = false;  // records are accepted
   bool started_ = false;
   int failure_ = 0;
   std::vector<std::atomic<uint32_t>*> interests_;
 
   std::atomic<uint64_t> writes_{0};
   std::thread writer_;
-  const bool is_of_parent_;  // it was started in the parent of this fork, which owns the file
+  const bool is_of_parent_;  // the timeline was started in the parent of this fork, which owns the file
 };
 
 }  // namespace mykv

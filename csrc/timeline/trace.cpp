@@ -47,7 +47,7 @@ int TraceFile::write(std::string* text) {
     end_ += bytes;
     return 0;
   }
-  // Restores the closing brackets after the previous events; their space on the disk is allocated already.
+  // Restores the closing brackets after the previous events; the disk has space for them already.
   const size_t before = end_ == 0 ? 0 : end_ + sizeof kClosing - 1;
   if (::ftruncate(fd_.get(), static_cast<off_t>(before)) == 0 && before > 0) {
     write_all(fd_.get(), kClosing, sizeof kClosing - 1, end_);
@@ -60,7 +60,7 @@ namespace {
 constexpr size_t kPhases = 6;
 constexpr int64_t kShortest = 100;  // ns; shorter pieces are not shown
 
-// All phases of all parts, which overlap.
+// All phases of all parts; phases of different parts overlap.
 std::vector<PhasePiece> collect(const RequestRecord& request) {
   std::vector<PhasePiece> all;
   all.reserve(request.parts.size() * 5);
@@ -84,7 +84,8 @@ std::vector<PhasePiece> collect(const RequestRecord& request) {
   return all;
 }
 
-// The phases of a part follow each other. Corrects overlaps, which come from clocks and late readers.
+// The phases of a part follow each other. Removes small overlaps: different threads read the times, and some read them
+// late.
 void in_sequence(std::vector<PhasePiece>* pieces) {
   int64_t last = 0;
   for (PhasePiece& piece : *pieces) {
@@ -123,7 +124,7 @@ std::vector<PhasePiece> phases_of(const RequestRecord& request) {
   std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.time < b.time; });
 
   std::vector<PhasePiece> shown;
-  std::array<std::vector<size_t>, kPhases> open;  // pieces of each phase
+  std::array<std::vector<size_t>, kPhases> open;  // open pieces of each phase
   constexpr size_t kNobody = SIZE_MAX;
   size_t winner = kNobody;
   int64_t since = 0;
@@ -190,7 +191,7 @@ void put_text(std::string* out, std::string_view text) {
   out->push_back('"');
 }
 
-// Appends the ranks in the order of arrival, and how long (ms) each rank arrived after the first.
+// Appends the ranks in the order of arrival, and how many milliseconds after the first rank each rank arrived.
 template <size_t n, size_t m>
 void put_order(std::string* out, const ArrivalRecord* begin, uint32_t count, const char (&order)[n],
                const char (&late)[m]) {
@@ -211,15 +212,15 @@ void put_order(std::string* out, const ArrivalRecord* begin, uint32_t count, con
   out->back() = ']';
 }
 
-// Appends members of args, each with a comma before it.
+// Appends members of an event's args, each with a comma before it.
 void put_arrivals(std::string* out, const RequestRecord& request, const PartRecord& part) {
   const ArrivalRecord* const first = request.arrivals.data() + part.arrivals;
   put_order(out, first, part.ranks, ",\"order\":[", ",\"late_ms\":[");
   put_order(out, first + part.ranks, part.hosts, ",\"host_order\":[", ",\"host_late_ms\":[");
 }
 
-// The names of unnamed operations contain a number that differs for each call; the number is cut off, so they share a
-// row.
+// The row of an operation. Names of unnamed operations contain a number that differs for each call. The number is cut
+// off, so that these calls share a row.
 std::string row_of(const std::string& name) {
   for (const char* numbered : {"/unnamed/", "/waiting/"}) {
     const size_t at = name.find(numbered);
@@ -238,7 +239,7 @@ std::string TraceRows::first_event(int rank) {
   return R"({"ph":"M","pid":)" + number + R"(,"name":"process_name","args":{"name":"rank )" + number + "\"}}";
 }
 
-// The number of the row for a bar with these times; makes a new row if all rows are occupied.
+// The number of the row for a bar with these times; creates a new row if all rows are occupied.
 int TraceRows::lane(const std::string& row, int64_t begin, int64_t end, bool on_top, std::string* out) {
   std::vector<Lane>& lanes = rows_[row];
   for (Lane& lane : lanes) {
@@ -264,7 +265,7 @@ int TraceRows::lane(const std::string& row, int64_t begin, int64_t end, bool on_
   return lanes_;
 }
 
-// Appends a bar up to its args.
+// Appends a bar without its args and its closing bracket.
 void TraceRows::bar(int lane, std::string_view name, int64_t begin, int64_t end, std::string* out) const {
   put(out, ",\n{\"ph\":\"X\",\"pid\":");
   put_number(out, rank_);

@@ -16,13 +16,13 @@ namespace mykv {
 class TraceFile {
  public:
   TraceFile() = default;
-  // An open, empty, regular file.
+  // `fd`: an open, empty, regular file.
   explicit TraceFile(FileDescriptor fd) : fd_(std::move(fd)) {}
 
   // Writes the beginning: members of the outer object, and the first event. Returns 0 or an errno, as append() does.
   int begin(const std::string& members, const std::string& first_event);
   // `events`: events, each with ",\n" before it. If they cannot be written completely, the file stays as it was.
-  // Clears `events`, which keeps its memory.
+  // `events` is empty afterwards, and keeps its memory.
   int append(std::string* events);
 
  private:
@@ -33,7 +33,8 @@ class TraceFile {
 };
 
 // The phase of an operation that is shown at each moment. The parts of a large array are in different phases at the
-// same time, but a row can show only one: first the work of the rank's own thread, then work of others, last waiting.
+// same time, but a row can show only one phase: first the work of the rank's own thread, then work of other threads,
+// last waiting.
 
 enum class Phase : uint8_t { copy_in, copy_out, reduce, spread, network, wait };  // in the order of precedence
 
@@ -66,7 +67,7 @@ class TraceRows {
  private:
   struct Lane {
     int number;
-    int64_t end;  // of its last bar
+    int64_t end;  // end of the lane's last bar
   };
   int lane(const std::string& row, int64_t begin, int64_t end, bool on_top, std::string* out);
   void bar(int lane, std::string_view name, int64_t begin, int64_t end, std::string* out) const;

@@ -15,7 +15,7 @@ namespace {
 // A rank's message to the other ranks, one item per line.
 struct Equipment {
   std::string road;
-  int nccl = 0;                   // its version
+  int nccl = 0;                   // NCCL's version
   std::vector<std::string> gpus;  // bus ids
   std::string problem;            // why NCCL cannot be used here
 
@@ -96,7 +96,7 @@ std::string obstacle(const World& world, const std::vector<Equipment>& all) {
   return {};
 }
 
-// Two replicas on one GPU would need a kernel that adds them.
+// Whether each GPU occurs only once: two replicas on one GPU would need a kernel that adds them.
 bool distinct(std::vector<int> devices) {
   std::sort(devices.begin(), devices.end());
   return std::adjacent_find(devices.begin(), devices.end()) == devices.end();
@@ -128,7 +128,8 @@ GpuRoads find_gpu_roads(const World& world, const Settings& settings) {
 }
 
 bool nccl_can(const Operation& operation) {
-  if (operation.kind == Kind::broadcast || operation.kind == Kind::alltoall) return true;  // bytes
+  // NCCL only moves their bytes.
+  if (operation.kind == Kind::broadcast || operation.kind == Kind::alltoall) return true;
   switch (operation.dtype) {
     case DType::bool8:
     case DType::int16:

@@ -16,7 +16,7 @@ struct Settings {
 struct GpuRoads {
   bool any = false;                            // some rank has a GPU
   bool nccl = false;                           // all ranks can use NCCL
-  bool chosen = false;                         // host memory, by MYKV_GPU=host
+  bool chosen = false;                         // the user has chosen host memory, by MYKV_GPU=host
   std::string reason;                          // why not all ranks can use NCCL
   std::vector<std::vector<std::string>> gpus;  // the GPUs that each rank sees: their bus ids
 
@@ -28,7 +28,8 @@ struct GpuRoads {
 // Collective. Throws Error on all ranks when their settings differ, or when NCCL was asked for and cannot be used.
 GpuRoads find_gpu_roads(const World& world, const Settings& settings);
 
-// Whether all the memory is on one GPU: otherwise a piece would need its counterpart on the same GPU of every rank.
+// Whether all the memory is on one GPU. On several GPUs, each piece would need its counterpart on the same GPU of every
+// rank.
 bool on_one_gpu(const DeviceMemory& devices);
 
 // Whether NCCL computes the same as the core's kernels: NCCL has no bool and no 16-bit integers, and scales no

@@ -60,18 +60,18 @@ class Transport {
   virtual void put_result(uint32_t, const std::vector<char>&) {}
   // Every rank is ready for the operation of this entry. `share`: this rank's memory if it has no slot.
   virtual void start(uint32_t entry, const LocalShare& share) = 0;
-  // The operation ended, or this rank leaves it: the entry must not be touched any more.
+  // The operation has ended, or this rank leaves it: the transport must not touch the entry again.
   virtual void stop(uint32_t entry) = 0;
   // Whether this rank has begun the entry, and other ranks or a device still work on it together with this rank: if the
   // operation fails then, this rank cannot continue.
   virtual bool holds(uint32_t) const { return false; }
-  // This rank takes no further part in operations under way, since a rank has left; tells the ranks that wait for it.
+  // A rank has left: this rank stops its work on operations under way, and tells the ranks that wait for this rank.
   virtual void note_departed(const Departed&) {}
-  // After note_departed(): whether the transport uses no memory of operations any more. Never throws.
+  // After note_departed(): whether the transport has stopped using memory of operations. Never throws.
   virtual bool uses_no_memory() { return true; }
   // Does one piece of work; false if there is nothing to do now.
   virtual bool progress() = 0;
-  // Whether operations are under way whose end only a later progress() notices (a network): sleep only briefly.
+  // Whether only a later progress() notices the end of operations under way, as with a network: sleep only briefly.
   virtual bool polling() const = 0;
   // Messages with values, and their bytes, that this rank has sent to other hosts and received. On any thread.
   virtual std::array<uint64_t, 4> traffic() const { return {}; }
@@ -81,12 +81,12 @@ class Transport {
 
 // Settings for several hosts. All must be the same on all ranks.
 struct NetworkOptions {
-  // Memory for what this rank receives from other hosts. Operations of at most twice as many bytes, or two operations,
-  // are under way.
+  // Limit in bytes for values that this rank receives from other hosts. The operations under way have at most twice as
+  // many bytes together, unless there are only two.
   size_t bytes = 4 << 20;
   // How many hosts each host hears from while they agree on what is ready.
   size_t fan_out = 16;
-  // More hosts exchange large values in a grid (HostGrid).
+  // If there are more hosts, they exchange large values in a grid (HostGrid).
   size_t most_in_a_row = 64;
 };
 

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/mpi_check.h"
 
-// Weak: only an MPI with ULFM has it, and mpi.h does not declare it.
+// A weak symbol: only an MPI with ULFM defines this function, and mpi.h does not declare it.
 extern "C" __attribute__((weak)) int MPIX_Comm_revoke(MPI_Comm comm);
 
 namespace mykv {
@@ -77,7 +77,7 @@ int Communicator::size() const {
 
 namespace {
 
-constexpr size_t kMost = 8;  // latest pairs that are kept for the same processes; other pairs are left to MPI
+constexpr size_t kMost = 8;  // newest pairs that are kept for the same processes; older pairs are never used again
 
 struct Kept {
   uint64_t next = 1;  // number of the next pair
@@ -90,8 +90,8 @@ struct Pool {
 };
 Pool& g_pool = *new Pool;
 
-// Drops all earlier messages of a communicator. The mark is an empty message, which mykv sends nowhere else; MPI keeps
-// the order of messages of one sender.
+// Drops all earlier messages of a communicator. Each rank sends an empty message as a mark, which mykv sends nowhere
+// else. MPI keeps the order of a sender's messages, so all messages before the mark are old.
 void empty(MPI_Comm comm) {
   int size = 0, rank = 0;
   MPI_Comm_size(comm, &size);
@@ -175,8 +175,8 @@ void give_back_communicators(const std::vector<int>& processes, const Communicat
   std::vector<CommunicatorPair>& pairs = g_pool.of[processes].pairs;
   pairs.push_back(pair);
   if (pairs.size() <= kMost) return;
-  // Drops the oldest pair. So all ranks keep the same pairs, in whatever order the pairs are given back, and pairs that
-  // another rank never gives back are dropped.
+  // Drops the oldest pair. So all ranks keep the same pairs even if ranks give them back in different orders, and a
+  // pair that another rank never gives back is dropped sometime.
   const auto older = [](const CommunicatorPair& a, const CommunicatorPair& b) { return a.number < b.number; };
   pairs.erase(std::min_element(pairs.begin(), pairs.end(), older));
 }

@@ -9,7 +9,7 @@
 
 namespace mykv {
 
-// Revokes communicators on which ranks wait for each other while a world is created, when a process dies.
+// When a process dies, revokes the communicators on which ranks wait for each other while they create a world.
 //
 // When a process has died, MPI (ULFM) ends collective calls on communicators that contain it, and on no others. While a
 // world is created there are communicators of the ranks of one machine. If the dead process is on another machine and a
@@ -18,15 +18,16 @@ namespace mykv {
 
 class RevokeOnDeath {
  public:
-  // From now on the communicator is revoked when a process is lost. Throws Error if a process was lost already.
+  // Makes lose() revoke the communicator while this object exists. Throws Error if a process was lost already.
   explicit RevokeOnDeath(MPI_Comm comm);
   ~RevokeOnDeath();
   RevokeOnDeath(const RevokeOnDeath&) = delete;
   RevokeOnDeath& operator=(const RevokeOnDeath&) = delete;
 
-  // A process has died: ends all meetings of this process, also meetings that begin before begin_again(). Thread-safe.
+  // A process has died: revokes the communicators of all existing objects. No object can be created until
+  // begin_again(). Thread-safe.
   static void lose();
-  // All surviving ranks know which ranks have died; new meetings may begin.
+  // All surviving ranks know which ranks have died; new objects may be created.
   static void begin_again();
 
  private:
@@ -51,7 +52,7 @@ class Communicator {
   // same number, so a communicator that may have such a message must keep its number forever.
   void let_go() { comm_ = MPI_COMM_NULL; }
   MPI_Comm get() const { return comm_; }
-  // A copy of `comm` that returns errors. Collective over `comm`; throws Error, which names `what` it is for.
+  // A copy of `comm` that returns errors. Collective over `comm`. Throws Error, in which `what` names the call.
   static Communicator duplicate(MPI_Comm comm, const char* what = "MPI_Comm_dup");
 
   int rank() const;
@@ -64,12 +65,12 @@ class Communicator {
 // Communicators of worlds that have ended, for the next world of the same processes.
 //
 // A world of several hosts cannot free its communicators: each rank leaves at its own time, and MPI would give their
-// number to a later communicator, which would receive messages that are still under way. But when all ranks make a
-// world of the same processes again, they meet: each rank sends a mark to every other rank, and messages that arrive
-// before the mark are dropped.
+// number to a later communicator, which would receive messages that are still under way. But when all ranks create a
+// world of the same processes again, they can empty the old communicators: each rank sends a mark to every other rank,
+// and messages that arrive before the mark are dropped.
 
 struct CommunicatorPair {
-  uint64_t number = 0;  // of this pair among the pairs of its processes; the same on all of them
+  uint64_t number = 0;  // the pair's number among the pairs of the same processes; equal on all of them
   MPI_Comm control = MPI_COMM_NULL;
   MPI_Comm data = MPI_COMM_NULL;
 };
@@ -77,10 +78,10 @@ struct CommunicatorPair {
 // The processes of a communicator, by their ranks in MPI_COMM_WORLD; empty if a process has no rank there.
 std::vector<int> processes_of(MPI_Comm comm);
 
-// A pair that all of these processes have given back, without old messages; otherwise only the number for a new pair.
-// Collective over `comm`, the communicator of these processes.
+// A pair that all of these processes have given back, emptied of old messages. If there is none, only the number for a
+// new pair. Collective over `comm`, the communicator of these processes.
 CommunicatorPair take_communicators(MPI_Comm comm, const std::vector<int>& processes);
-// Only for a rank with no message under way in the pair, in either direction. Thread-safe.
+// Only for a rank that is sending no message in the pair and has received no message in part. Thread-safe.
 void give_back_communicators(const std::vector<int>& processes, const CommunicatorPair& pair);
 
 }  // namespace mykv

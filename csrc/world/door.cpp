@@ -17,8 +17,8 @@ namespace mykv {
 namespace {
 
 constexpr size_t kMostWaiting = 256;  // callers that have not sent the secret; they must not use up all descriptors
-constexpr int kMostAtOnce = 64;       // callers accepted between two looks at what other callers send
-constexpr int kCrowdedMs = 2;         // between two tries to call
+constexpr int kMostAtOnce = 64;       // callers accepted before the connected callers are read again
+constexpr int kCrowdedMs = 2;         // pause between two attempts to connect to a crowded door
 
 FileDescriptor unix_socket() { return FileDescriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
 
@@ -136,7 +136,7 @@ void Door::let_in() {
   }
 }
 
-// Whether the caller is served or rejected.
+// Reads what the caller has sent. Returns whether the caller was served or rejected.
 bool Door::hear(Caller& caller, const Token& secret, int fd) {
   const size_t left = sizeof caller.said - caller.bytes;
   const ssize_t some = recv(caller.connection.get(), caller.said.bytes + caller.bytes, left, 0);
@@ -175,7 +175,7 @@ FileDescriptor call(const Token& name, const Token& secret) {
 
 FileDescriptor receive_descriptor(int connection) {
   DescriptorMessage in;
-  // Longer than the other side keeps trying.
+  // Longer than the rank that hands the descriptor out waits for callers.
   if (!readable(connection, 2 * kPatienceMs) || recvmsg(connection, &in.message, MSG_CMSG_CLOEXEC) != 1) return {};
   const cmsghdr* header = CMSG_FIRSTHDR(&in.message);
   if (header == nullptr || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS ||

@@ -21,7 +21,7 @@ Token random_token();
 // Compares in constant time, so that the time does not tell where the tokens differ.
 bool equal(const Token& a, const Token& b);
 
-// How long ranks of one machine wait for each other, once all ranks have called.
+// How long ranks of one machine wait for each other after all ranks have called the door.
 constexpr int kPatienceMs = 10000;
 
 class Door {
@@ -32,7 +32,8 @@ class Door {
   void attend(const Token& secret, int fd, int ms);
   // The number of callers with the secret. They were handed the descriptor unless they have died meanwhile.
   int served() const { return served_; }
-  // The number of other callers: of another user, without the secret, or silent so far.
+  // The number of other callers: processes of another user, processes without the secret, and callers that are still
+  // silent.
   int rejected_callers() const { return rejected_callers_ + static_cast<int>(waiting_.size()); }
 
  private:
@@ -51,7 +52,7 @@ class Door {
   int rejected_callers_ = 0;
 };
 
-// A connection to the door of this name, without sending anything.
+// A connection to the door of this name, over which nothing is sent.
 FileDescriptor knock(const Token& name);
 // Connects to the door of this name and sends the secret, unless a process of another user opened it. Empty if there is
 // no such door in this network namespace, or it stays crowded.

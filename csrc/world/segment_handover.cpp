@@ -10,8 +10,8 @@ namespace mykv {
 
 namespace {
 
-// Rank 0's message to the other ranks: the door's name, the job's secret, the size of the segment, whether there is a
-// segment, and whether to connect.
+// Rank 0's message to the other ranks: the door's name, the job's secret, the size of the segment, whether rank 0
+// created a segment, and whether to connect to the door.
 struct Offer {
   Token name{};
   Token secret{};
@@ -69,7 +69,7 @@ Handover take(MPI_Comm comm, Segment* segment) {
   const FileDescriptor connection = call(offer.name, offer.secret);
   const int connected = connection ? 1 : 0;
   int callers = 0;
-  MPI_Request counting;  // nonblocking as on rank 0: MPI does not match it with a blocking call
+  MPI_Request counting;  // nonblocking as on rank 0, since MPI does not match it with a blocking call
   check_mpi(MPI_Iallreduce(&connected, &callers, 1, MPI_INT, MPI_SUM, comm, &counting), "MPI_Iallreduce");
   check_mpi(MPI_Wait(&counting, MPI_STATUS_IGNORE), "MPI_Wait");
   if (!connection) return {Handover::Result::separate, "", "", 0, 0};

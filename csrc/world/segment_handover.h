@@ -13,20 +13,21 @@ namespace mykv {
 struct Handover {
   enum class Result : int {
     joined,    // this rank has the segment mapped
-    separate,  // the ranks share no kernel, network namespace or user: this rank must join other ranks
-    failed,    // `failure` says why; empty on ranks that only learned that their first rank failed
+    separate,  // the ranks do not share a kernel, network namespace or user: this rank must look for other ranks
+    failed,    // `failure` says why; empty on a rank that only learned that the first rank of its group failed
   };
   Result result = Result::joined;
   std::string failure;
-  std::string why_memory_is_not_shared;  // on a first rank that keeps its segment for itself: why it cannot be shared
-  int rejected_callers = 0;  // on a first rank: processes that asked for its segment and are not of this job
-  size_t bytes = 0;          // of the segment
+  // On a first rank that keeps its segment for itself: why the segment cannot be shared.
+  std::string why_memory_is_not_shared;
+  int rejected_callers = 0;  // on a first rank: processes that asked for its segment and do not belong to this job
+  size_t bytes = 0;          // size of the segment
 };
 
 // Collective over `comm`. A failure is a result, so that no rank waits for a rank that failed. Only a failed call of
-// MPI throws, on the rank whose call has failed: the other ranks wait in the meeting until this rank ends. Rank 0 makes
-// a segment of its own `bytes` bytes, and the other ranks, whose `bytes` is not used, get it mapped in *segment. If the
-// system allows no shared memory, rank 0 keeps its segment and the other ranks are separate.
+// MPI throws, on the rank whose call has failed; the other ranks wait in this function until that rank ends. Rank 0
+// creates a segment of its `bytes` bytes. The other ranks, whose `bytes` is not used, get the segment mapped in
+// *segment. If the system allows no shared memory, rank 0 keeps its segment and the other ranks are separate.
 Handover hand_over(MPI_Comm comm, size_t bytes, Segment* segment);
 
 }  // namespace mykv

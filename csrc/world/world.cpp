@@ -27,8 +27,8 @@ ThreadHost::ThreadHost(int size, size_t region_bytes, size_t table_capacity)
 
 namespace {
 
-// Ranks may arrive minutes apart (a rank compiles, or loads data), and most MPIs spin while they wait. So this sleeps
-// between polls.
+// Sleeps between polls: ranks may arrive minutes apart (a rank compiles, or loads data), and most MPIs spin while they
+// wait.
 MPI_Comm wait_for_all(MPI_Comm comm) {
   constexpr int kLongestUs = 2000;
   MPI_Request request;
@@ -49,8 +49,8 @@ Communicator split(MPI_Comm comm, int color, int key) {
 
 constexpr size_t kRegionStep = size_t{1} << 21;  // regions start on a huge page
 
-// Address space for the slots of one rank: the size of the machine's memory, limited by what a process can map, and by
-// the largest file that this process can make.
+// Address space for the slots of one rank: the size of the machine's memory, limited by the address space of a process,
+// and by the largest file that this process can create.
 size_t region_bytes_for(int local_size, size_t table, size_t most_address_space) {
   const auto ranks = static_cast<size_t>(local_size);
   const size_t memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -157,19 +157,20 @@ std::vector<int> World::labels(const std::vector<int>& ranks) const {
   return result;
 }
 
-// Takes the communicators of the last world of the same processes, if it had several hosts and has ended on all of
-// them.
+// Takes the communicators of an earlier world of the same processes, if that world had several hosts and has ended on
+// all of them.
 void World::reuse_communicators() {
   processes_ = processes_of(control_.get());
   if (processes_.empty()) return;
   const CommunicatorPair pair = take_communicators(control_.get(), processes_);
   pair_number_ = pair.number;
   if (pair.control == MPI_COMM_NULL) return;
-  control_ = Communicator(pair.control);  // frees the previous communicator
+  control_ = Communicator(pair.control);  // assigning frees the previous communicator
   data_ = Communicator(pair.data);
 }
 
-// Ranks leave at different times: messages to a rank that left may be under way, even after shutdown() on all ranks.
+// Never frees the communicators of several hosts: ranks leave at different times, so messages to a rank that left may
+// be under way, even after shutdown() on all ranks.
 World::~World() {
   if (hosts_.size() == 1) return;
   if (quiet_ && !processes_.empty() && control_.get() != MPI_COMM_NULL)
@@ -200,7 +201,7 @@ int World::cross_size() const {
 }
 
 // Ranks that MPI places on one machine may still be unable to share memory (two containers). So the first candidate
-// offers its segment, the ranks that get it form a host, and the other ranks meet again without them. Returns this
+// offers its segment, and the ranks that get it form a host. The other ranks repeat this among themselves. Returns this
 // rank's failure. If a rank fails, all ranks of its group return, so that no rank waits for it.
 std::string World::meet_on_host(Communicator candidates) {
   for (bool first = true;; first = false) {

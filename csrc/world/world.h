@@ -1,5 +1,5 @@
 // The world: its ranks, their hosts, and the communicators and the segment that the ranks share. All ranks create it
-// together, once, with plain MPI calls; after that only the runtime's own thread calls MPI.
+// together, once, with plain MPI calls; after that only the runtime's thread calls MPI.
 #pragma once
 
 #include <mpi.h>
@@ -15,10 +15,10 @@
 
 namespace mykv {
 
-// A host without MPI, whose ranks are threads of one process and share one mapping. So tools limited to one process,
-// such as ThreadSanitizer, see all ranks.
+// A host without MPI, whose ranks are threads of one process and share one mapping. Tools that are limited to one
+// process, such as ThreadSanitizer, can so observe all ranks.
 
-// Memory for a host whose ranks are threads of this process. It outlives their worlds.
+// Memory for a host whose ranks are threads of this process. It must outlive their worlds.
 class ThreadHost {
  public:
   // `region_bytes`: address space for the slots of one rank, a multiple of 4096.
@@ -41,9 +41,10 @@ struct WorldOptions {
   int virtual_hosts = 1;
   // Names and versions that must be the same on all ranks; compared before anything else is exchanged.
   std::vector<std::pair<std::string, std::string>> versions;
-  // The ranks' numbers in messages, if this is part of a larger world; empty: their ranks.
+  // The ranks' numbers in messages, if this world is part of a larger one; empty: their ranks.
   std::vector<int> labels;
-  // Entries of a host's table: at most this number of parts is under way on the host; more wait in their own rank.
+  // Entries of a host's table. The host has at most this number of parts under way; further parts wait for a free
+  // entry.
   size_t table_capacity = kEntries;
   // Address space, in bytes, that one host's segment may take.
   size_t most_address_space = size_t{1} << 43;  // 8 TiB of the 128 TiB that x86-64 processes have
@@ -63,7 +64,7 @@ class World {
   int local_rank() const { return local_rank_; }
   int local_size() const { return static_cast<int>(hosts_[host_].size()); }
   int host() const { return host_; }
-  // Among the ranks with the same local rank on all hosts: this rank's position, and their number.
+  // The ranks with this rank's local rank, one on each host: this rank's position among them, and their number.
   int cross_rank() const;
   int cross_size() const;
   // Global ranks on each host, ascending; hosts in the order of their first rank.
@@ -80,7 +81,8 @@ class World {
   const Segment& segment() const { return segment_; }
   // Never frees the communicators, since freeing needs all their processes.
   void let_go();
-  // This rank has no message under way in the communicators: the next world of these processes may reuse them.
+  // This rank is sending and receiving no message in the communicators: the next world of these processes may reuse
+  // them.
   void is_quiet() { quiet_ = true; }
   // Never unmaps the segment: MPI may still be writing to it.
   void keep_segment() { segment_.keep_forever(); }
@@ -90,7 +92,7 @@ class World {
   size_t region_bytes() const { return region_bytes_; }
 
   MPI_Comm control() const { return control_.get(); }  // small messages between the hosts' first ranks
-  MPI_Comm data() const { return data_.get(); }        // slices
+  MPI_Comm data() const { return data_.get(); }        // messages with slices
   int largest_tag() const { return largest_tag_; }
 
   // Throws Error on every rank unless all ranks pass the same value. Collective.
@@ -99,8 +101,8 @@ class World {
   void throw_failures(const std::string& mine) const;
   // The text of each rank, cut after 1 KiB. Collective.
   std::vector<std::string> texts(const std::string& mine) const;
-  // Why this rank shares no memory with the other ranks of its machine, unless the reason is another container; empty
-  // on all but one rank of the machine.
+  // Why this rank shares no memory with the other ranks of its machine. Empty if only another container is the reason,
+  // and on all but one rank of the machine.
   const std::string& why_memory_is_not_shared() const { return why_memory_is_not_shared_; }
   // The number of processes that asked for this rank's segment and were rejected.
   int rejected_callers() const { return rejected_callers_; }
@@ -114,7 +116,8 @@ class World {
   const WorldOptions options_;
   Communicator control_;
   Communicator data_;
-  std::vector<int> processes_;  // by their ranks in MPI_COMM_WORLD; empty if a process has no rank there
+  // The processes of this world, by their ranks in MPI_COMM_WORLD; empty if a process has no rank there.
+  std::vector<int> processes_;
   uint64_t pair_number_ = 0;
   bool quiet_ = false;
   int largest_tag_ = 32767;  // the least that MPI guarantees

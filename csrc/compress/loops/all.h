@@ -1,4 +1,4 @@
-// One instruction set's table.
+// The table of the loops that are compiled for one instruction set.
 #pragma once
 
 #include "compress/loops/bits.h"

@@ -3,8 +3,8 @@
 // everything is in an unnamed namespace and no std:: template is used, so that the linker can never take code compiled
 // for one instruction set into another path.
 //
-// Every lane is plain IEEE arithmetic, and sums have a fixed order, hence the same bits on every path. Nothing here may
-// be fused into a multiply-add; -ffp-contract=off keeps it so.
+// Every lane is plain IEEE arithmetic, and sums have a fixed order, hence the same bits on every path.
+// -ffp-contract=off keeps the compiler from fusing a product and a sum, which would change bits.
 #pragma once
 
 #include "compress/compress_path.h"
@@ -101,7 +101,7 @@ MYKV_INLINE void encode_blocks(uint32_t* words, const T* values, size_t count, C
   alignas(64) uint32_t codes[kBlock];
   for_blocks(values, count, [&](const T* block, size_t begin) __attribute__((always_inline)) {
     code(codes, block, begin);
-    for (size_t i = count - begin; i < kBlock; ++i) codes[i] = 0;  // of the zeros that fill the last block
+    for (size_t i = count - begin; i < kBlock; ++i) codes[i] = 0;  // codes of the zeros that fill the last block
     pack_block<bits>(words + words_before(begin, bits), codes, count - begin);
   });
 }

@@ -50,7 +50,7 @@ class HostTransport : public Transport {
   Slots slots_;
   const size_t chunk_bytes_;
   std::priority_queue<Item> ready_;
-  std::vector<uint64_t> running_;  // by entry: the order under which it was started, 0 when stopped
+  std::vector<uint64_t> running_;  // by entry: the value of order_ at its start; 0: stopped
   uint64_t order_ = 0;
 };
 

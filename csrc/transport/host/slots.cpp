@@ -61,7 +61,7 @@ void Slots::sum_into(Entry& entry, size_t begin, size_t end, char* to) const {
     reduce(type, op.reduce_op, pointers.data(), table_.local_size(), &output, 1, count, 1.0);
     return;
   }
-  // In pieces that stay in the cache. The first share is converted at the sum's location.
+  // Works in pieces that stay in the cache. The first share is converted into the memory of the sum.
   const size_t most = std::max<size_t>(piece_bytes(table_.local_size()) / sizeof(float), 1);
   wide.resize(std::min(most, count) * (pointers.size() - 1));
   std::vector<void*> converted(pointers.size());

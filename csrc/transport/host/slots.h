@@ -9,8 +9,8 @@
 
 namespace mykv {
 
-// How many bytes of each slot a rank works on at a time, so that a piece is as much work with many ranks as with two.
-// Two slots' pieces, read and written, stay within a core's L2 cache.
+// The number of bytes of each slot that a rank works on at a time. It is smaller for more ranks, so that the work on a
+// piece stays about the same. The pieces of all slots, read and written, stay within a core's L2 cache.
 inline size_t piece_bytes(int local_size) {
   constexpr size_t kPage = 4 << 10, kMost = 256 << 10;
   return std::clamp(2 * kMost / static_cast<size_t>(local_size) / kPage * kPage, kPage, kMost);
@@ -29,10 +29,10 @@ class Slots {
   void combine_owned(Entry& entry, size_t begin, size_t end, const LocalShare& share) const;
   // For elements [begin, end): reduces all shares, without scaling, into the slot of `into` only.
   void reduce_into(Entry& entry, size_t begin, size_t end, int into) const;
-  // For elements [begin, end): reduces all shares, without scaling, into memory behind `to`, as values of
+  // For elements [begin, end): reduces all shares, without scaling, into the memory at `to`, as values of
   // partial_type().
   void sum_into(Entry& entry, size_t begin, size_t end, char* to) const;
-  // Writes this memory into every slot.
+  // Copies the memory at `from` into every slot.
   void fill(Entry& entry, const char* from) const;
   // For elements [begin, end): copies the slot of `source` into every other slot.
   void spread(Entry& entry, size_t begin, size_t end, int source) const;

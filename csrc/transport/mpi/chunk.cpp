@@ -10,7 +10,8 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kDecodeBytes = 64 << 10;  // decoded of each host's values at a time, so that they stay in cache
+// Bytes of each host's values that are decoded at a time, so that they stay in cache.
+constexpr size_t kDecodeBytes = 64 << 10;
 
 // The type of sums exchanged between rows.
 DType sum_type(const Operation& op) { return partial_type(op.dtype, op.reduce_op); }
@@ -33,7 +34,7 @@ Chunk::Chunk(SliceExchange& exchange, uint32_t number, MpiRequests& requests, St
   });
 }
 
-// Not in the constructor: begin() may fail after it has started messages, whose memory must stay.
+// This work is not done in the constructor, since it may fail after it has started messages, whose memory must stay.
 void Chunk::begin() {
   exchange_.stamp_once(Stamp::begun);
   if (exchange_.wire().compression() != nullptr) use_ = exchange_.wire().compression()->take_use(number_);
@@ -70,7 +71,8 @@ Chunk::Share Chunk::share(size_t column, size_t row) const {
   return {whole.begin + whole.count() * row / rows, whole.begin + whole.count() * (row + 1) / rows};
 }
 
-// Begins with the next host, so that the hosts do not all send to the same host first.
+// Calls use() for the other hosts of this row. Begins with the next host, so that the hosts do not all send to the same
+// host first.
 template <class Use>
 void Chunk::for_row(Use&& use) const {
   const HostGrid& grid = exchange_.grid();
@@ -84,7 +86,8 @@ void Chunk::for_other_rows(Use&& use) const {
   for (size_t i = 1; i < rows; ++i) use((row_ + i) % rows);
 }
 
-// Columns that a host of this row reduces. Always in this order: messages between two hosts have the same tag.
+// The columns that a host of this row reduces. The order is always the same, since all messages between two hosts have
+// the same tag.
 template <class Use>
 void Chunk::for_columns_of(size_t host, Use&& use) const {
   const HostGrid& grid = exchange_.grid();
@@ -120,7 +123,8 @@ WireFormat::EncodeArguments Chunk::encode_arguments(const Share& values, SliceEx
   return arguments;
 }
 
-// Results are encoded in the order of the operations, since each encoding adds what the previous one has lost.
+// Results are encoded in the order of the operations, since each encoding adds the values that the previous encoding
+// lost.
 bool Chunk::is_next_use() const {
   CompressionState* const compression = exchange_.wire().compression();
   return compression == nullptr || compression->is_next(number_, use_);
@@ -198,7 +202,7 @@ void Chunk::begin_exchange() {
 }
 
 bool Chunk::step_exchange() {
-  // Results are received into the memory of the values that are being sent.
+  // Results overwrite the values that are being sent, so they are received only after the sends have ended.
   if (!expecting_ && sending_ == 0) {
     expect_results();
     return true;
@@ -392,7 +396,8 @@ void Chunk::send_results() {
   }
 }
 
-// Encoded results. This host must continue with the same bits as the hosts that receive them.
+// Encodes results. This host decodes them too, since it must continue with the same bits as the hosts that receive
+// them.
 const char* Chunk::outgoing(const Share& values, size_t column) {
   const WireFormat& wire = exchange_.wire();
   char* result = exchange_.result(values.begin);
@@ -412,7 +417,7 @@ void Chunk::take_results() {
 }
 
 bool Chunk::step(bool spreading_too) {
-  // The work between two polls of the network.
+  // The amount of work between two polls of the network.
   const size_t bytes = piece_bytes(exchange_.world().local_size());
   const size_t stop = std::min(end_, cursor_ + bytes / item_size(exchange_.operation().dtype));
   switch (phase_) {

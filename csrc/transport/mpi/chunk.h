@@ -25,7 +25,7 @@ class Chunk {
 
  private:
   enum class Phase { reduce_on_host, exchange, spread, finished };
-  // Of the exchange. With one row there are only the steps `scatter` and `gather`.
+  // The steps of the exchange. With one row there are only the steps `scatter` and `gather`.
   enum class Step { scatter, scatter_across, gather_across, gather };
 
   struct Share {
@@ -36,7 +36,8 @@ class Chunk {
   // A column that this host reduces.
   struct Column {
     size_t number;
-    std::vector<char*> values;     // encoded values of the row's hosts, then sums of the other rows; null: own values
+    // Encoded values of the row's hosts, then sums of the other rows; null: this host's values.
+    std::vector<char*> values;
     char* sum = nullptr;           // several rows: the sum of this row
     std::vector<char*> results{};  // encoded sums of the other rows, if the encoding differs from memory
   };
@@ -81,7 +82,7 @@ class Chunk {
   Phase phase_;
   Step step_ = Step::scatter;
   const size_t row_;
-  uint32_t use_ = 0;        // from CompressionState::take_use()
+  uint32_t use_ = 0;        // the number of this use, from CompressionState::take_use()
   bool expecting_ = false;  // results of the row's other hosts are being received
   size_t sending_ = 0;      // messages under way: this host's values ...
   size_t receiving_ = 0;    // ... other hosts' values of this host's columns, then results of the other rows ...

@@ -35,8 +35,8 @@ class CompressionState {
   // The address of an element's residual, in a slice of `slice` elements; null without error feedback. Zeros at first.
   char* residual(size_t element, size_t slice);
 
-  // Chunks of two operations may be under way at once. take_use() fixes their order, the same on all hosts; encode
-  // results only when is_next().
+  // Two operations may have the same chunk under way at once. take_use() numbers the uses, in the same order on all
+  // hosts. Encode the results of a use only when is_next() is true for it.
   uint32_t take_use(uint32_t chunk) { return counters(chunk).taken++; }
   bool is_next(uint32_t chunk, uint32_t use) { return counters(chunk).ended == use; }
   void end_use(uint32_t chunk) { ++counters(chunk).ended; }

@@ -13,12 +13,12 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kMostChunks = 256;       // polled at the same time
+constexpr size_t kMostChunks = 256;       // most chunks under way, which are polled together
 constexpr int64_t kHearNs = 10000000;     // longest interval between looks for notices while messages arrive
 constexpr int64_t kAwayNs = 500000000;    // a longer gap between two looks means that this process was stopped
-constexpr int64_t kListenNs = 100000000;  // then it polls only for notices, for this time
-// Most bytes of an operation whose values travel in the agreement's messages: of one host, and of all hosts (or of the
-// fan-out) together. For more bytes two further messages in a row are faster.
+constexpr int64_t kListenNs = 100000000;  // how long this rank then polls for notices only
+// Most bytes of an operation whose values are sent in the agreement's messages: of one host, and of all hosts (or of
+// the fan-out) together. For more bytes an exchange of slices is faster, although it needs two more messages in a row.
 constexpr size_t kCarriedBytes = 16 << 10;
 constexpr size_t kAllCarriedBytes = 32 << 10;
 constexpr int kLooks = 16;  // looks in one call; each advances a few messages
@@ -51,7 +51,7 @@ bool MpiTransport::is_carried(const Operation& op) const {
          op.count * item_size(partial_type(op.dtype, op.reduce_op)) <= most_.carried;
 }
 
-// Compressed values are reduced once, by the host that keeps what their compression has lost.
+// Compressed values use one row: a single host reduces each value, and keeps the part of it that compression loses.
 HostGrid MpiTransport::grid_of(const Operation& op) const {
   const size_t hosts = world_.hosts().size();
   const bool squares = SliceExchange::divides(op) && op.compressor == nullptr && hosts > most_.in_a_row;
@@ -94,7 +94,8 @@ void MpiTransport::start(uint32_t index, const LocalShare& share) {
   Stamps* const stamps = table_.stamping() ? &table_.my_stamps(entry) : nullptr;
   auto exchange = std::make_unique<SliceExchange>(world_, slots_, entry, index, slices_, grid_of(entry.operation),
                                                   stamps, share.compression);
-  // Entries come in the agreed order, unless this rank lagged behind so far that it read all entries, not the log.
+  // Entries come in the agreed order, unless this rank has missed events of the log, and so has read all entries
+  // instead.
   auto position = exchanges_.end();
   const auto first = exchanges_.begin() + static_cast<std::ptrdiff_t>(entering_ + (next_chunk_ > 0));
   while (position != first && (*(position - 1))->sequence() > exchange->sequence()) --position;

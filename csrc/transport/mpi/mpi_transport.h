@@ -10,8 +10,9 @@
 // the rows and then in the columns of a grid (HostGrid), which takes fewer messages.
 //
 // Slices travel in chunks, so that reducing on the host, both directions of the network and writing to the slots
-// overlap. Chunks start in the order that the hosts agreed on, limited in number and by the memory for what they
-// receive. The first unfinished chunk is under way on all hosts, so hosts that wait for memory cannot deadlock.
+// overlap. Chunks start in the order that the hosts agreed on. Their number is limited, and so is the memory for values
+// that they receive. The first unfinished chunk is under way on all hosts, so hosts that wait for memory cannot
+// deadlock.
 //
 // An operation of few bytes has no slices: the agreement's messages carry it (agreement/agreement.h).
 //
@@ -65,7 +66,7 @@ class MpiTransport : public Transport {
   bool uses_no_memory() override;
 
  private:
-  static constexpr int kNoticeTag = 4;  // of the world's communicator for small messages
+  static constexpr int kNoticeTag = 4;  // a tag of the world's communicator for small messages
 
   HostGrid grid_of(const Operation& operation) const;
   void hear();
@@ -78,32 +79,32 @@ class MpiTransport : public Transport {
   HostTable& table_;
   Slots slots_;
   struct Most {
-    size_t under_way;  // bytes of chunks
-    size_t carried;    // bytes of an operation
-    size_t in_a_row;   // hosts
+    size_t under_way;  // bytes of chunks under way
+    size_t carried;    // bytes of a carried operation
+    size_t in_a_row;   // hosts in one row
   };
   const Most most_;
   uint32_t slices_;
   MpiRequests requests_;
   Staging staging_;
-  std::deque<std::unique_ptr<SliceExchange>> exchanges_;  // in their agreed order
-  std::vector<std::unique_ptr<Chunk>> chunks_;            // under way, in the same order
+  std::deque<std::unique_ptr<SliceExchange>> exchanges_;  // exchanges in the order that the hosts agreed on
+  std::vector<std::unique_ptr<Chunk>> chunks_;            // chunks under way, in the same order
   size_t chunk_bytes_ = 0;                                // bytes of the chunks under way
-  uint32_t next_chunk_ = 0;                               // the chunk that enters next ...
+  uint32_t next_chunk_ = 0;                               // the number of the chunk that starts next ...
   size_t entering_ = 0;                                   // ... and its exchange: index in exchanges_
 
   Inbox notices_;
   std::set<int> gone_;                // ranks that have sent a notice
   std::optional<Departed> departed_;  // from the first notice
-  int64_t looked_ = 0;                // when it last looked at the network; coarse_now_ns(), as the next two
-  int64_t heard_at_ = 0;              // when it last looked for notices
-  int64_t listen_until_ = 0;          // until then it only looks for notices
+  int64_t looked_ = 0;        // when this rank last looked at the network; coarse_now_ns(), like the next two members
+  int64_t heard_at_ = 0;      // when this rank last looked for notices
+  int64_t listen_until_ = 0;  // until this time this rank only looks for notices
   struct Notice {
     std::vector<char> bytes;
     std::vector<MPI_Request> requests;
   };
-  Notice notice_;         // this rank's own
-  bool dropped_ = false;  // its claimed chunks were dropped
+  Notice notice_;         // the notice that this rank sends
+  bool dropped_ = false;  // the chunks that this rank claimed were dropped
 };
 
 }  // namespace mykv

@@ -25,7 +25,7 @@ MPI_Request* MpiRequests::add(size_t* pending, int to) {
   return &requests_.back();
 }
 
-// The last request takes its place.
+// Removes a request; the last request moves to its position.
 void MpiRequests::remove(size_t at) {
   requests_[at] = requests_.back();
   outstanding_[at] = outstanding_.back();

@@ -21,7 +21,8 @@ class MpiRequests {
  public:
   explicit MpiRequests(MPI_Comm comm) : comm_(comm) {}
 
-  // Both raise *pending; poll() lowers it when the message was sent, or received.
+  // Both increment *pending for each message that they start. poll() decrements it when the message was sent or
+  // received.
   void send(const void* data, size_t bytes, int to, int tag, size_t* pending);
   void receive(void* data, size_t bytes, int from, int tag, size_t* pending);
   // Polls the network. Returns whether a message ended.
@@ -30,7 +31,7 @@ class MpiRequests {
   const Traffic& received() const { return received_; }
   bool empty() const { return requests_.empty(); }
 
-  // Cancels all receives; a message under way may still arrive. Afterwards *pending is not updated any more.
+  // Cancels all receives; a message under way may still arrive. Afterwards *pending is no longer updated.
   void cancel();
   // After cancel(): polls once. Returns whether the only messages left are messages to ranks in `gone`.
   bool only_to(const std::set<int>& gone);
@@ -38,14 +39,14 @@ class MpiRequests {
  private:
   struct Outstanding {
     size_t* pending;
-    int to;  // or kReceived
+    int to;  // the receiver's rank; kReceived if the message is received
   };
   MPI_Request* add(size_t* pending, int to);
   void remove(size_t at);
 
   MPI_Comm comm_;
   std::vector<MPI_Request> requests_;
-  std::vector<Outstanding> outstanding_;  // of each request
+  std::vector<Outstanding> outstanding_;  // one element for each element of requests_
   std::vector<int> ended_;
   Traffic sent_;
   Traffic received_;

@@ -53,8 +53,8 @@ void SliceExchange::reduce_on_host(size_t begin, size_t end) const {
   slots_.reduce_into(entry_, begin, end, world_.local_rank());
 }
 
-// Distinguishes chunks in flight between two ranks: each chunk has a sequence number of its own, and every MPI in use
-// has more tags than chunks are in flight.
+// Distinguishes chunks in flight between two ranks. Each chunk has a different sequence number, and every MPI in use
+// has more tags than there are chunks in flight.
 int SliceExchange::tag(uint32_t chunk, Leg leg) const {
   const auto rounds = static_cast<uint64_t>(world_.largest_tag()) / kLegs;
   return static_cast<int>((sequence() + chunk) % rounds * kLegs + static_cast<uint64_t>(leg));

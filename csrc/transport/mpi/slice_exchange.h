@@ -26,13 +26,13 @@ namespace mykv {
 class HostGrid {
  public:
   HostGrid(size_t hosts, size_t rows) : hosts_(hosts), rows_(rows) {}
-  // With about as many rows as columns, and if possible with rows of equal length.
+  // A grid with about as many rows as columns, and if possible with rows of equal length.
   static HostGrid square(size_t hosts);
 
   size_t rows() const { return rows_; }
-  // Hosts of the longest row; other rows have one host less at most.
+  // Hosts of the longest row; other rows have at most one host less.
   size_t columns() const { return (hosts_ + rows_ - 1) / rows_; }
-  // Rows are hosts [begin(row), begin(row + 1)).
+  // A row consists of the hosts [begin(row), begin(row + 1)).
   size_t begin(size_t row) const { return hosts_ * row / rows_; }
   size_t row_of(size_t host) const { return ((host + 1) * rows_ - 1) / hosts_; }
   size_t width(size_t row) const { return begin(row + 1) - begin(row); }
@@ -52,7 +52,7 @@ class WireFormat {
   struct EncodeArguments {
     size_t begin = 0;  // elements from the beginning of the slice
     size_t count = 0;
-    uint32_t use = 0;        // counts the uses
+    uint32_t use = 0;        // the number of this use, from CompressionState::take_use()
     uint64_t stream = 0;     // identifies the message within one use; see Chunk::encode_arguments()
     bool is_result = false;  // the reduced and scaled result, not the sum of one host
   };
@@ -110,15 +110,16 @@ class WireFormat {
   DType wire_;
   std::shared_ptr<CompressionState> compression_;
   size_t slice_;
-  bool result_travels_;  // to all hosts; the result of a reduce stays on the host that computes it
+  // Whether the result is sent to all hosts; the result of a reduce stays on the host that computes it.
+  bool result_travels_;
   double result_unit_;
 };
 
 // The common state of a slice's chunks. Each chunk is divided into the columns of a grid of hosts. Within a row of
-// hosts, a host receives its column from all others, reduces it, and sends the result to all. With several rows, the
-// hosts that have reduced the same column exchange it in the same way before they send the result. The values of a
-// broadcast are divided in the same way. In a reduce, and in a broadcast that is one of several, there is one row, and
-// the whole chunk is the column of the root's host.
+// hosts, each host receives the values of its column from all other hosts, reduces them, and sends the result to all.
+// With several rows, the hosts that have reduced the same column exchange it in the same way before they send the
+// result. The values of a broadcast are divided in the same way. In a reduce, and in a broadcast that is one of
+// several, there is one row, and the whole chunk is the column of the root's host.
 class SliceExchange {
  public:
   // `stamps`: where to record times, or null. `compression`: null if values are not compressed.
@@ -143,17 +144,19 @@ class SliceExchange {
   bool reduces() const { return operation().kind != Kind::broadcast; }
   // Whether all hosts get the result.
   bool spreads() const { return operation().kind == Kind::allreduce || !reduces(); }
-  // The type of a host's sums on their way to the host that reduces them. A host of one rank has its share as it is.
+  // The type of a host's sums on their way to the host that reduces them. A host with one rank sends its share as it
+  // is.
   DType sum_type(size_t host) const {
     if (!reduces() || world_.hosts()[host].size() == 1) return operation().dtype;
     return partial_type(operation().dtype, operation().reduce_op);
   }
-  // The host of the operation's root, or -1.
+  // The host of the operation's root; -1: the operation has no root.
   int root_host() const { return operation().kind == Kind::allreduce ? -1 : world_.host_of(operation().root); }
-  // Whether the root's host sends each host its part of the values, and the hosts spread these parts as they spread
-  // results. Each value then crosses the root's link twice at most, and not once for each other host.
+  // Whether the root's host sends each host only a part of a broadcast's values, and the hosts then exchange these
+  // parts as they exchange results. Each value then crosses the root's link at most twice, instead of once for each
+  // other host.
   bool scatters() const { return divides(operation()) && !reduces() && world_.hosts().size() > 2; }
-  // Whether operations of this kind need not be the column of one host.
+  // Whether chunks of this operation are divided into columns; otherwise a chunk is the column of one host.
   static bool divides(const Operation& operation) {
     return operation.kind == Kind::allreduce || (operation.kind == Kind::broadcast && !operation.has_concurrent_roots);
   }

@@ -81,7 +81,7 @@ void NcclCommunicator::abort() noexcept {
 
 namespace {
 
-constexpr size_t kRemembered = 4096;  // arrangements; all ranks drop them at the same operation
+constexpr size_t kRemembered = 4096;  // most arrangements that are kept; all ranks drop them at the same operation
 
 }  // namespace
 

@@ -27,17 +27,17 @@ class NcclCommunicator {
     gpu::NcclComm comm;
   };
 
-  // Begins to join with this rank's NCCL ranks [first, first + devices.size()) of `size`.
+  // Begins to join a communicator of `size` NCCL ranks. This rank has the NCCL ranks [first, first + devices.size()).
   NcclCommunicator(const gpu::NcclUniqueId& id, int size, int first, const std::vector<int>& devices);
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  // Whether no NCCL call is in progress any more. Throws Error if NCCL reports a failure.
+  // Whether all NCCL calls have finished. Throws Error if NCCL reports a failure.
   bool calls_finished(const char* what) const;
   int size() const { return size_; }
   const std::vector<Local>& locals() const { return locals_; }
 
-  // Begins the end; call destroy() when calls_finished().
+  // Begins to end the communicator; call destroy() when calls_finished() is true.
   void finalize();
   void destroy();
   // Ends all operations of the communicator, finished or not.
@@ -64,7 +64,7 @@ class NcclCallGroup {
 const gpu::Nccl& nccl();
 
 struct Arrangement {
-  std::vector<int> nccl_ranks;  // in the communicator: of each rank's primary GPU
+  std::vector<int> nccl_ranks;  // the NCCL rank of each rank's primary GPU
   bool same_layout = true;
   bool whole_inputs = true;
   bool whole_outputs = true;
@@ -84,15 +84,15 @@ class Arrangements {
   const Arrangement* find(uint64_t digest) const;
   // Begins to determine the arrangement for the digest. Only one can be determined at a time.
   void begin(uint64_t digest, Placement mine);
-  // True when find() knows it. Throws Error if MPI or NCCL fails.
+  // Continues the work that begin() began. True when find() knows the arrangement. Throws Error if MPI or NCCL fails.
   bool step();
   bool busy() const { return stage_ != Stage::idle; }
 
-  // All communicators that were made.
+  // All communicators that were created.
   const std::vector<std::shared_ptr<NcclCommunicator>>& communicators() const { return made_; }
   // Ends all communicators: finish() together with the other ranks, within `patience_us`; abort() at once.
   void finish(int64_t patience_us);
-  void abort() noexcept;  // also lets go of the MPI communicator, which a lost process may belong to
+  void abort() noexcept;  // also never frees the MPI communicator, since a lost process may belong to it
 
  private:
   void forget() noexcept;
@@ -110,9 +110,9 @@ class Arrangements {
   std::unique_ptr<std::vector<Placement>> exchanged_;  // MPI writes this, and reads mine_
   std::unique_ptr<Placement> mine_;
   std::unique_ptr<gpu::NcclUniqueId> id_;
-  std::vector<int> devices_;  // of each rank: the number of its GPUs, then the GPUs
+  std::vector<int> devices_;  // for each rank: the number of its GPUs, then its GPUs
   int first_ = 0;             // this rank's first NCCL rank
-  int size_ = 0;              // NCCL ranks of all ranks
+  int size_ = 0;              // number of NCCL ranks in the communicator
   Arrangement making_;
   std::unordered_map<uint64_t, Arrangement> known_;
   std::map<std::vector<int>, std::shared_ptr<NcclCommunicator>> by_devices_;

@@ -119,9 +119,10 @@ char* Launcher::scratch(int number, size_t bytes) {
 
 namespace {
 
-constexpr size_t kAlign = 512;  // as cudaMalloc does
+constexpr size_t kAlign = 512;  // the alignment of cudaMalloc
 
-// Gives out pieces of each GPU's scratch memory one after the other; without memory, addresses that only count bytes.
+// Gives out pieces of each GPU's scratch memory one after the other. Before take_memory(), the addresses only count
+// bytes.
 class ScratchPool {
  public:
   char* operator()(int device, size_t bytes) {

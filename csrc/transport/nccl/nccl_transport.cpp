@@ -14,10 +14,12 @@ namespace mykv {
 
 namespace {
 
-constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations under way when a rank has left
-constexpr int64_t kFinishUs = 1000000;                    // for the other ranks, to end communicators together
-constexpr auto kLostPatience = std::chrono::seconds(1);   // for the failure detector to name the lost process
-constexpr auto kAbortPatience = std::chrono::seconds(5);  // for GPUs, after an abort
+// How long to wait for operations under way when a rank has left.
+constexpr auto kLeavePatience = std::chrono::seconds(5);
+constexpr int64_t kFinishUs = 1000000;  // how long to wait for the other ranks, to end communicators together
+// How long to wait for the failure detector to name the lost process.
+constexpr auto kLostPatience = std::chrono::seconds(1);
+constexpr auto kAbortPatience = std::chrono::seconds(5);  // how long to wait for GPUs after an abort
 constexpr useconds_t kAbortLookUs = 1000;
 
 }  // namespace
@@ -71,7 +73,7 @@ void NcclTransport::stop(uint32_t entry) {
   const auto it =
       std::find_if(queued_.begin(), queued_.end(), [&](const auto& one) { return one.second.entry == entry; });
   if (it != queued_.end()) queued_.erase(it);
-  // Even if this rank never saw that the entry was ready.
+  // Releases the number even if this rank never saw that the entry was ready.
   const uint64_t number = table_.given_launch(entry);
   if (launcher_ && number != 0) launcher_->release(number);
 }
@@ -108,7 +110,7 @@ bool NcclTransport::move() {
   return moved;
 }
 
-// One step of the next launch: exchange the placements, make the communicator, launch.
+// One step of the next launch: exchange the placements, create the communicator, launch.
 bool NcclTransport::step_first() {
   if (queued_.empty()) return false;
   const auto first = queued_.begin();

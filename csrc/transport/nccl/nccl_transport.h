@@ -2,8 +2,8 @@
 // the core's own stream on each of its GPUs, after the events that the request names and in the order of launches
 // (table/launch_order.h). Neither the thread nor MXNet's engine blocks on a GPU: the thread polls events.
 //
-// A communicator that fails, or whose operations do not end since a rank has left, is aborted, and its group ends on
-// this rank: NCCL cannot recover from there.
+// A communicator is aborted if it fails, or if its operations do not end since a rank has left. Its group then ends on
+// this rank, since NCCL cannot recover from an abort.
 #pragma once
 
 #include <chrono>
@@ -36,12 +36,12 @@ class NcclTransport : public Transport {
   bool progress() override;
   bool polling() const override { return !queued_.empty() || !running_.empty(); }
 
-  // The digest of a request's placement, needed before the request arrives. Throws Error if it cannot be run.
+  // The digest of a request's placement, needed before the request arrives. Throws Error if NCCL cannot run it.
   uint64_t prepare(const Request& request);
   // Whether this rank has begun the entry and not finished it.
   bool holds(uint32_t entry) const override;
-  // The thread ends: leave() after all operations, abort() in the middle. `entries`: this rank's entries in the host's
-  // table.
+  // The runtime's thread ends: leave() after all operations have ended, abort() while operations are under way.
+  // `entries`: this rank's entries in the host's table.
   void leave(const std::vector<uint32_t>& entries);
   void abort(const std::vector<uint32_t>& entries) noexcept;
 
@@ -68,8 +68,8 @@ class NcclTransport : public Transport {
   HostTable& table_;
   std::shared_ptr<Launcher> launcher_;
   Arrangements arrangements_;
-  int usual_device_ = -1;            // of requests without memory; -1 before the first request
-  std::map<uint64_t, Item> queued_;  // by launch number
+  int usual_device_ = -1;            // the GPU for requests without memory; -1 before the first request
+  std::map<uint64_t, Item> queued_;  // operations to launch, by launch number
   bool begun_ = false;               // the first queued item has begun
   std::deque<Item> running_;
   Clock::time_point moved_ = Clock::now();

@@ -14,7 +14,8 @@ namespace mykv {
 
 namespace {
 
-// A hash of the boot id, not of the host name: containers have names of their own, and may share them.
+// A hash of the boot id, not of the host name: containers of one machine have different host names, and containers of
+// different machines may have the same.
 uint64_t machine_hash() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
@@ -168,7 +169,7 @@ class Planner {
       }
       if (l == primary_) result_ = to;
     }
-    // Copies to outputs on GPUs that took no part, and to a reduction's other outputs.
+    // Copies to outputs on GPUs that run no call, and to a reduction's other outputs.
     if (to_root && !mine(op_.root)) return;
     for (size_t out = 0; out < request_.outputs.size(); ++out) {
       if (filled.count(out) == 0) copy_whole(primary_, out, result_);
@@ -290,7 +291,7 @@ class Planner {
   const Neighbours& neighbours_;
   const Scratch& scratch_;
   std::vector<PlannedLane> lanes_;
-  char* result_ = nullptr;  // on the primary GPU
+  char* result_ = nullptr;  // the result on the primary GPU
 };
 
 }  // namespace

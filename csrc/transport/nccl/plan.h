@@ -1,5 +1,5 @@
-// Translates a request into NCCL calls from array to array, and copies on the GPU if an array is in pieces that do not
-// fit the calls, or is needed on GPUs that take no part.
+// Translates a request into NCCL calls from array to array. Adds copies on the GPU if an array is in pieces that do not
+// fit the calls, or is needed on GPUs that run no call.
 #pragma once
 
 #include <cstddef>
@@ -25,12 +25,12 @@ struct Placement {
   int32_t devices[kMostDevices] = {};
   char bus_ids[kMostDevices][kBusIdBytes] = {};
   uint64_t machine = 0;
-  uint64_t layout = 0;      // of an allreduce in pieces: hash of where the pieces begin and end
+  uint64_t layout = 0;      // for an allreduce in pieces: hash of where the pieces begin and end
   uint8_t whole_input = 0;  // one piece is the whole input
   uint8_t whole_output = 0;
 
   std::vector<int> list() const { return {devices, devices + count}; }
-  // Digest of all fields but the bus ids, which follow from the devices. Not 0.
+  // Digest of all fields except the bus ids, which follow from the devices. Not 0.
   uint64_t digest() const;
 };
 
@@ -54,7 +54,7 @@ struct PlannedCall {
   int peer = 0;  // the root, or the other side of a send or receive: its NCCL rank
 };
 
-// The work of one GPU, in this order.
+// The work of one GPU, in the order of the members.
 struct PlannedLane {
   size_t local = 0;  // index among this rank's GPUs in the communicator
   std::vector<PlannedCopy> before;
@@ -65,9 +65,10 @@ struct PlannedLane {
 // Facts about the other ranks that the plan needs.
 struct Neighbours {
   int rank = 0;
-  std::vector<int> nccl_ranks;  // of each rank's primary GPU; empty: unknown, for a plan that only counts its memory
-  bool same_layout = true;      // of pieces
-  bool one_each = false;        // every rank has one GPU
+  // NCCL rank of each rank's primary GPU; empty: unknown, for a plan that only counts its memory.
+  std::vector<int> nccl_ranks;
+  bool same_layout = true;  // the pieces have the same bounds on all ranks
+  bool one_each = false;    // every rank has one GPU
   bool whole_inputs = false;
   bool whole_outputs = false;
 };
