@@ -145,8 +145,8 @@ Question decode_question(const std::vector<char>& bytes) {
   return question;
 }
 
-// Encoded as the question's number, then lists of ranks, each after its length: two lists for each key, and one list at
-// the end.
+// Encoded as the question's number, then lists of ranks, each preceded by its length: for each key `missing` and
+// `through`, and at the end `unresponsive`.
 std::vector<char> encode(const OperationStates& states) {
   std::vector<char> bytes;
   put_number(&bytes, states.question);

@@ -58,7 +58,8 @@ struct Piece {
 // The values to compress, and how to compress them. Arrays are aligned to their items.
 struct Input {
   const void* values = nullptr;
-  // As many elements as `values`: the loss of the last call, replaced by the loss of this call. Null: no loss is kept.
+  // In and out, as many elements as `values`: the compression error of the last call, replaced by that of this call.
+  // Null: the error is not kept.
   void* residual = nullptr;
   // The factor of all thresholds: 1 for the array itself, another number for a scaled sum.
   double unit = 1.0;
@@ -115,8 +116,8 @@ class Compressor {
   const bool feedback_;
 };
 
-// Implements the functions for both types with the templates encode_values<T>(piece, values, input, payload) and
-// decode_values<T>(piece, number, payload, values) of the class.
+// Implements the virtual functions for float and double by two templates of the derived class Self:
+// encode_values<T>(piece, values, input, payload) and decode_values<T>(piece, number, payload, values).
 template <class Self>
 class TypedCompressor : public Compressor {
  protected:

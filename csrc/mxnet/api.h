@@ -29,8 +29,8 @@ struct EngineCallback {
   void* parameter;
 };
 
-// The first members of RunContext, which an operation gets: in both releases the device, and its mshadow::Stream, which
-// on a GPU begins with the CUDA stream.
+// The first members of RunContext, which MXNet's engine passes to an operation. In releases 1.9 and 2.0 they are the
+// device and a pointer to its mshadow::Stream. On a GPU, the Stream begins with the CUDA stream.
 struct RunContext {
   Context context;
   void* stream;  // may be null

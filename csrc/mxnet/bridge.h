@@ -85,7 +85,8 @@ class Bridge {
   // `ends_step`: the fence follows updates of a step, whose time is measured. With a watch, the fence also notes
   // whether all these operations succeeded.
   void push_fence(const HeldArrays& arrays, bool ends_step, const std::shared_ptr<UpdateWatch>& watch = nullptr) const;
-  // Notes in a watch that no array carries an error, once all operations pushed so far that write the arrays have run.
+  // Pushes an operation that sets watch->summed after all operations pushed so far that write the arrays. The engine
+  // skips it if an array carries an error.
   void push_look(const HeldArrays& arrays, const std::shared_ptr<UpdateWatch>& watch) const;
   // Evaluates a watch when all operations pushed so far that write the array have run or were skipped.
   void push_verdict(Handle array, const std::shared_ptr<UpdateWatch>& watch) const;

@@ -12,8 +12,9 @@
 //            one. Between hosts: about 1 MiB of a slice; the share of each host in a chunk is one message.
 //   segment  the shared memory of a host, which holds its tables and slots. Per host; not a level of the division.
 //
-// The table counts the pieces of a part (Entry::pieces_to_finish, Transport::pieces()). These are its slices between
-// hosts; one piece for each rank of the host by NCCL, and in a large broadcast on one host; otherwise its chunks.
+// The table counts the pieces of a part (Entry::pieces_to_finish, Transport::pieces()). With NCCL, and in a large
+// broadcast on one host, there is one piece for each rank of the host. Between hosts each slice is a piece, and a part
+// that travels in the agreement's messages is one piece. Otherwise each chunk is a piece.
 #pragma once
 
 #include <cstddef>

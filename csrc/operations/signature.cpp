@@ -130,7 +130,8 @@ size_t arrays_begin(const std::string& text) {
   return text.compare(end, 2, ": ") == 0 ? end : std::string::npos;
 }
 
-// The array of a group that contains the byte `at`, as ', array 40: float32 (3,)'; empty: `at` is after the arrays.
+// In the text 'a group of N: ...', the array whose description contains position `at`, in the form
+// ', array 40: float32 (3,)'; empty if `at` is after the arrays. `arrays`: what arrays_begin() returned for the text.
 std::string array_at(const std::string& text, size_t arrays, size_t at) {
   size_t begin = arrays + 2, number = 1, end = begin;
   for (int depth = 0; end < text.size(); ++end) {

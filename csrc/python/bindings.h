@@ -1,4 +1,4 @@
-// The module's bindings that have no header of their own: each function binds the subject of its file.
+// Functions that add bindings to the module, for source files without a header of their own.
 #pragma once
 
 #include <pybind11/pybind11.h>

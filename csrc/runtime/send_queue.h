@@ -57,7 +57,7 @@ class SendQueue {
     posted.sequence = sequence;
     sequences_.insert(sequence);
   }
-  // Whether the hosts agreed on this request before all other requests with parts that have not arrived.
+  // Whether this request is the first, in the hosts' agreed order, of the requests that have parts yet to arrive.
   bool is_first_agreed(const RequestState& posted) const {
     return posted.sequence && !sequences_.empty() && *posted.sequence == *sequences_.begin();
   }

@@ -168,8 +168,8 @@ class HostTable {
   // The key of the first part of the event's operation; empty if this rank has arrived at the entry already, or the
   // entry is used for another operation.
   std::optional<Key> first_key_of(const TableEvent& event);
-  // The other local ranks that have not arrived at some operation in the table. If there is no such rank: this rank, if
-  // it has not arrived at some operation.
+  // The other local ranks that have yet to arrive at one or more operations in the table. If there are none: this rank,
+  // if it has yet to arrive at one.
   std::vector<int> behind();
   // Ends an operation that some rank of this host has not arrived at; the rank gets the error when it arrives. With
   // `announced`: ends an operation that is announced to the other hosts. False if there is no such operation.

@@ -144,11 +144,11 @@ def allreduce(
     counts : ndarray of int64, shape (size, len(contributions))
         How many rows each worker contributes; the workers have exchanged these numbers before.
     scale : float, optional
-        Factor of the sums.
+        Factor by which the sums are multiplied.
     priority : int, optional
         Operations with a higher priority run first.
     wire : str, optional
-        Type of float32 and float64 between hosts; empty for their own type.
+        Dtype in which float32 and float64 values are sent between hosts; empty: their own dtype.
     workspace : Workspace, optional
         Memory in which the sums are formed, which saves copies. Either all workers pass a workspace, each with arrays
         on one device, or no worker does.

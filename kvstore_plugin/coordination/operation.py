@@ -14,7 +14,6 @@ import contextlib
 import functools
 import itertools
 import operator
-import re
 import threading
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -205,8 +204,12 @@ class Turn:
         """The MXNetError for an error of `meet`, which names the call where the core has named the operation."""
         if isinstance(error, MXNetError):
             return error
-        pattern = rf"^(a call that waits|{re.escape(self.name)})(?=( of process set \d+)?(:| was refused))"
-        return errors.of_core(error, re.sub(pattern, lambda _: self.call, str(error)))
+        text = str(error)
+        for shown in ("a call that waits", self.name):
+            rest = text[len(shown) :]
+            if text.startswith(shown) and rest.startswith((":", " was refused", " of process set")):
+                text = self.call + rest
+        return errors.of_core(error, text)
 
     def _look(self, look: Callable[[], None] | None, refusals: list[Callable[[], None]]) -> None:
         if look is not None:

@@ -230,7 +230,8 @@ def _own(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> tuple[int
     for proposal in proposals:
         if process.rank() in proposal:
             return proposal
-    return proposals[0] if proposals else None  # MPI.COMM_NULL
+    # No proposal has this rank: its `mpi_comm` is MPI.COMM_NULL. It takes the first proposal.
+    return proposals[0] if proposals else None
 
 
 def _group_of(ranks: tuple[int, ...]) -> Any:

@@ -209,7 +209,7 @@ class GradientMemory:
             parameter._grad = list(parameter._grad)
 
     def _move(self, parameter: Parameter) -> None:
-        """Move a Parameter's existing gradient, with its values, and drop the Parameter's earlier places."""
+        """Move a Parameter's existing gradient and its values into a bucket; drop the Parameter's earlier Places."""
         held, fresh = parameter._grad, parameter._data[0]._fresh_grad
         earlier = _places.pop(parameter, [])
         self.put_in_bucket(parameter)
@@ -219,7 +219,10 @@ class GradientMemory:
             bucket.members.remove(place)
 
     def warn_of_copies(self, whose: str, of: int) -> None:
-        """Log a warning on rank 0 about gradients that own() could not move, of `of` parameters of a trainer."""
+        """Log a warning on rank 0 about gradients that own() could not move.
+
+        `whose`: the trainer, as the warning names it; `of`: the number of its parameters.
+        """
         for why, cure in _CURES.items():
             late = sum(reason == why for reason in self._late.values())
             if late and self._process_set.rank() == 0:

@@ -39,7 +39,7 @@ class DenseReducer(PlannedReducer):
     task : Task
         The dense parameters, and how to reduce their gradients.
     memory : GradientMemory, optional
-        Memory that already owns the gradients; by default new memory, which gets them in own_gradients().
+        A GradientMemory whose own() was called with the parameters. By default a new one; own_gradients() calls own().
     """
 
     def __init__(self, task: Task, memory: GradientMemory | None = None) -> None:

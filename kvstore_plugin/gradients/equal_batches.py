@@ -46,7 +46,7 @@ class EqualBatches:
             self._taken = [_Taken(array.dtype, copy, None) for array, copy in _copied(self._gradients)]
 
     def after(self) -> EqualBatches | None:
-        """To be called after the operations were pushed. Returns the check for the next step; None after its end."""
+        """To be called after the operations were pushed. Returns this check, or None once the check has ended."""
         if self._step < _STEP:
             return self
         counted = self._core_counts()
@@ -105,7 +105,10 @@ def of(reduction: Reduction) -> EqualBatches | None:
 
 
 def _samples(operations: Sequence[Operation]) -> list[NDArray]:
-    """Gradients whose sums are on this worker, from both ends of the network."""
+    """Gradients whose sums this worker gets: up to _ENDS from the model's first layers, and up to _ENDS from its last.
+
+    With the optimizer on the store, only this worker's shards. Empty if a parameter is on several devices.
+    """
     gradients: list[NDArray] = []
     for operation in operations:
         if any(len(member.parameter._grad) > 1 for member in operation.members):

@@ -15,7 +15,7 @@ from ..sharded_optimizer.partition import grouped
 from ..world import process
 from ..world.process_set import ProcessSet
 
-# Batch gradients up to this size per engine operation.
+# Gradients are combined up to this size per engine operation.
 BYTES_AT_ONCE = 4 << 20
 
 

@@ -95,8 +95,8 @@ def end_step(params: Sequence[Any]) -> None:
     """Report an error to workers that wait for this worker because it has used a layer in evaluation mode.
 
     Called on all workers in each step of a trainer that does not ignore stale gradients. If the trainer trains the
-    layer, each worker has called the layer in this step, or the step fails. Otherwise no call is missing: a single
-    worker may evaluate the network, even while it records.
+    layer, each worker has called the layer in this step, or the step fails. If it does not train the layer, this
+    function reports nothing: a single worker may evaluate the network, even while it records.
 
     Parameters
     ----------

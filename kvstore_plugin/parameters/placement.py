@@ -52,6 +52,6 @@ def by_device(params: Sequence[Parameter]) -> list[set[Parameter]]:
 
 def device_ids(params: Sequence[Parameter]) -> list[int]:
     """Numbers of the devices on which Parameters have replicas; an optimizer counts updates for each device."""
-    # Asks Parameters, not arrays: reading an array's context is a call of MXNet's library.
+    # Gets the devices from Parameters, not from arrays: reading an array's context needs a call into MXNet's library.
     initialized = [parameter for parameter in params if parameter._data is not None]
     return sorted({device.device_id for parameter in initialized for device in contexts(parameter)})

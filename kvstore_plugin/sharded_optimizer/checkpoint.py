@@ -50,7 +50,7 @@ def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer
     OSError
         On the first worker: the file cannot be written, and is unchanged.
     MXNetError
-        On the other workers if the first worker fails so. On all workers if some have not called this within
+        On the other workers if the first worker gets such an error. On all workers if some have not called this within
         MYKV_CHECKPOINT_WAIT_S, or if the workers' parameters or arguments differ.
     """
     exchange = _Exchange(store_optimizer, scope, f"save_optimizer_states({fname!r})")
@@ -79,7 +79,7 @@ def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
     OSError, ValueError
         On the first worker: the file cannot be read, is damaged, or belongs to another network or optimizer.
     MXNetError
-        On the other workers if the first worker fails so. On all workers if some have not called this within
+        On the other workers if the first worker gets such an error. On all workers if some have not called this within
         MYKV_CHECKPOINT_WAIT_S, or if the workers' parameters or arguments differ. All states are unchanged.
     """
     exchange = _Exchange(store_optimizer, scope, f"load_optimizer_states({fname!r})")

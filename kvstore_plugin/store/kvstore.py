@@ -445,8 +445,8 @@ class MyKV(KVStoreBase):
         OSError
             On the first worker: the file cannot be written. An existing file is unchanged.
         MXNetError
-            On the other workers if the first worker fails so. On all workers if some do not make this call, or have
-            different parameters.
+            On the other workers if the first worker gets such an error. On all workers if some do not make this call,
+            or have different parameters.
 
         Examples
         --------
@@ -478,8 +478,8 @@ class MyKV(KVStoreBase):
             On the first worker: the file cannot be read, is damaged, or belongs to another network or optimizer. The
             states are unchanged on all workers.
         MXNetError
-            On the other workers if the first worker fails so. On all workers if some do not make this call, or have
-            different parameters.
+            On the other workers if the first worker gets such an error. On all workers if some do not make this call,
+            or have different parameters.
 
         Examples
         --------

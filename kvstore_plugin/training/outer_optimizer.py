@@ -349,7 +349,7 @@ class OuterOptimizer:
                 weight.follow_anchor()
 
     def _apply_averages(self) -> None:
-        """Set running means to their averages."""
+        """Set the auxiliary parameters, such as running means, to their averages over the contributing workers."""
         with _classic_operators():
             for parameter, average in zip(self._auxiliary, self._averages):
                 mx.nd.broadcast_div(average, _like(self._counts[2:3], average), out=average)

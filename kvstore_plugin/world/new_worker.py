@@ -4,7 +4,7 @@ new_workers.py starts this file, not the script itself. MPI_Comm_spawn waits end
 has initialized MPI. A script may end before that, and its imports take seconds. So this file runs first, and imports
 neither kvstore_plugin nor MXNet.
 
-Arguments: a JSON object, and the arguments of the script after its name.
+Arguments: a JSON object, which names the script, and then the script's own arguments.
 """
 
 import importlib.util

@@ -103,7 +103,8 @@ class _Exit(SystemExit):
 
     def __del__(self) -> None:
         global _exit
-        # Python deletes the exception that ends the script only after all functions have returned.
+        # If a function is still running, the script has caught this exception: Python deletes an exception that ends
+        # the script later, when all functions have returned.
         if sys._getframe().f_back is not None:
             _exit = None
 

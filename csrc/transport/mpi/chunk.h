@@ -39,7 +39,7 @@ class Chunk {
     // Encoded values of the row's hosts, then sums of the other rows; null: this host's values.
     std::vector<char*> values;
     char* sum = nullptr;           // several rows: the sum of this row
-    std::vector<char*> results{};  // encoded sums of the other rows, if the encoding differs from memory
+    std::vector<char*> results{};  // encoded sums of the other rows; null if WireFormat::plain()
   };
   Share share(size_t column) const;
   Share share(size_t column, size_t row) const;
@@ -90,7 +90,7 @@ class Chunk {
   char* sums_ = nullptr;    // sums of this host, if they are not in this rank's slot
   std::vector<Staging::Block> blocks_;
   std::vector<Column> columns_;
-  std::vector<char*> encoded_;  // by column: encoded results of other hosts, if the encoding differs from memory
+  std::vector<char*> encoded_;  // by column: encoded results of other hosts; null if WireFormat::plain()
 };
 
 }  // namespace mykv
