@@ -119,12 +119,17 @@ def compile_target(folder: Path, target: str, cxx: List[str], flags: List[str], 
         "CMAKE_MAKE_PROGRAM": ninja,
         "CMAKE_CXX_COMPILER": cxx,
         "CMAKE_CXX_COMPILER_LAUNCHER": "" if is_ccache else shutil.which("ccache") or "",
-        "CMAKE_CXX_FLAGS": shlex.join(flags),
+        "CMAKE_CXX_FLAGS": _quoted(flags),
         **{"MYKV_SIMD": "ON", **options},
     }
-    given = [f"-D{name}={';'.join(map(str, value)) if isinstance(value, list) else value}" for name, value in variables.items()]
+    given = [
+        f"-D{name}={';'.join(map(str, value)) if isinstance(value, list) else value}"
+        for name, value in variables.items()
+    ]
     # CMake would take its first values of other variables from these.
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("CMAKE_", "CXXFLAGS", "LDFLAGS"))}
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("CMAKE_", "CXXFLAGS", "LDFLAGS"))
+    }
     jobs = os.environ.get("MYKV_BUILD_JOBS") or str(os.cpu_count() or 1)
     for command in (
         [cmake, "-G", "Ninja", *given, "-S", str(ROOT), "-B", str(made)],
@@ -183,7 +188,7 @@ class BuildCore(build_ext):
                 *(folder, name, cxx, user_flags()),
                 MYKV_INCLUDES=[*includes, sysconfig.get_paths()["include"]],
                 MYKV_DEFINITIONS=definitions,
-                MYKV_LINK=shlex.join(["-Wl,--as-needed", *mpi.link_flags, *_words("LDFLAGS")]),
+                MYKV_LINK=_quoted(["-Wl,--as-needed", *mpi.link_flags, *_words("LDFLAGS")]),
                 MYKV_RPATHS=rpaths,
             )
             unfinished = target.with_name(f".{target.name}.{os.getpid()}")
@@ -233,6 +238,11 @@ class BuildCores(BuildCore):
 
 def _words(name: str) -> List[str]:
     return shlex.split(os.environ.get(name, ""))
+
+
+def _quoted(words: List[str]) -> str:
+    """Words of a command as one text for Ninja: CMake passes flags on as they are."""
+    return shlex.join(words).replace("$", "$$")
 
 
 def _origin(mpi: MPI) -> str:
