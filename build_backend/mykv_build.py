@@ -171,7 +171,7 @@ class BuildCore(build_ext):
                 includes = [_copy(path, headers, copies / f"mpi{at}") for at, path in enumerate(includes)]
             of_pybind11 = Path(pybind11.get_include())
             includes += [_copy(of_pybind11, (of_pybind11 / "pybind11").rglob("*.h"), copies / "pybind11")]
-            definitions = [flag for flag in mpi.compile_flags if not flag.startswith("-I")] + definitions
+            definitions = [flag[2:] for flag in mpi.compile_flags if flag.startswith("-D")] + definitions
             definitions += [f'MYKV_VERSION="{self.distribution.get_version()}"', f'MYKV_MPI_BUILD="{mpi.version}"']
             made = compile_target(
                 *(folder, name, cxx, user_flags()),
