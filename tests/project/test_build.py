@@ -169,6 +169,7 @@ def test_two_builds_at_once_take_turns(tree):
 
 
 def test_an_error_of_the_compiler_is_told_once_and_what_was_compiled_stays(tree):
+    tree.compiled_by("build_ext")
     good = (tree.sources / "testing/module.cpp").read_text()
     _write(tree.sources / "testing/module.cpp", "int testing() { return nothing; }\n")
     told = "cmake failed for mykv_core_testing, see its messages above."
