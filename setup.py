@@ -14,8 +14,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "build_backend"))
 os.chdir(ROOT)
 
-from mykv_abis import BuildCores, wrappers  # noqa: E402
-from mykv_compile import BuildCore, BuildTesting, core_sources, find_mpi  # noqa: E402
+from mykv_build import BuildCore, BuildCores, BuildTesting, find_mpi, wrappers  # noqa: E402
 from mykv_mpi import BuildError  # noqa: E402
 from mykv_startup import BuildPython  # noqa: E402
 
@@ -102,7 +101,7 @@ setup(
     },
     py_modules=["mykv"],
     entry_points={"console_scripts": ["mykvrun = mykvrun.main:main"]},
-    ext_modules=[Extension("mykv_core", core_sources())],
+    ext_modules=[Extension("mykv_core", [])],
     cmdclass={
         "build_py": BuildPython,
         "build_ext": BuildCores if ABIS else BuildCore,

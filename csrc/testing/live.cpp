@@ -15,7 +15,7 @@
 
 namespace py = pybind11;
 
-// A digest of csrc/ that the build adds to both modules (build_backend/mykv_compile.py).
+// A digest of csrc/ that the build adds to both modules (CMakeLists.txt).
 extern "C" const char mykv_sources[];
 
 namespace mykv {

@@ -63,13 +63,11 @@ def test_parser_bears_damaged_input(parser):
 @pytest.mark.long
 def test_fuzzers_are_linked_from_the_listed_sources(tmp_path):
     """With the compiler of the core: to link a fuzzer itself takes clang."""
-    from mykv_compile import SIMD_FLAGS, _simd_flags
-
-    files = [*run.source_files(), run.HERE / "fuzz.cpp"]
-    simd = SIMD_FLAGS["_avx512"] if any(map(_simd_flags, files)) else []
-    command = [os.environ.get("CXX", "g++"), "-std=c++17", "-O0", *simd, "-fPIC", "-shared", "-Wl,--no-undefined"]
-    command += ["-pthread", '-DMYKV_PARSER="news"', f"-I{run.ROOT}/csrc", *map(str, files)]
-    result = subprocess.run([*command, "-o", str(tmp_path / "parsers.so")], capture_output=True, text=True)
+    gxx = os.environ.get("CXX", "g++")
+    library = run.compile_core(tmp_path, gxx, ["-O0"])
+    command = [gxx, "-std=c++17", "-fPIC", "-shared", "-Wl,--no-undefined", "-pthread", '-DMYKV_PARSER="news"']
+    command += [f"-I{run.ROOT}/csrc", str(run.HERE / "fuzz.cpp"), str(library), "-o", str(tmp_path / "parsers.so")]
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 

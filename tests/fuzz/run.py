@@ -32,7 +32,7 @@ SOURCES = [
     "agreement/messages.cpp",
     "world/door.cpp",
 ]
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+FLAGS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 MOST_BYTES = {"call": 64, "answer": 512, "question": 512, "news": 1024, "settings": 256, "versions": 256}
 
 
@@ -68,59 +68,37 @@ def commands(work: Path, only: list[str] | None) -> dict[str, list[str]]:
     core, in_python = names()
     wanted = [name for name in sorted(core + in_python) if not only or name in only]
     if set(core) & set(wanted):
-        objects = compile_core(work)
+        library = compile_core(work, compiler(), [*FLAGS, "-fsanitize=fuzzer-no-link"])
     for name in wanted:
         if name in core:
-            found[name] = [str(link(work, name, objects))]
+            found[name] = [str(link(work, name, library))]
         else:
             found[name] = [sys.executable, str(HERE / "fuzz_python.py"), name]
     return found
 
 
-def compiler() -> list[str]:
-    """Clang, with the flags of all files."""
+def compiler() -> str:
+    """Clang."""
     names = [os.environ.get("CXX", ""), "clang++", *(f"clang++-{version}" for version in range(22, 11, -1))]
     for name in names:
         if "clang" in name and shutil.which(name):
-            return [
-                name,
-                "-std=c++17",
-                "-O1",
-                "-g",
-                "-pthread",
-                "-ffp-contract=off",
-                "-I" + str(ROOT / "csrc"),
-                *SANITIZERS,
-            ]
+            return name
     raise SystemExit("fuzzing the core needs clang (on Debian: apt-get install clang-14 libclang-rt-14-dev)")
 
 
-def source_files() -> list[Path]:
-    """The files behind SOURCES."""
-    return [path for name in SOURCES for path in sorted((ROOT / "csrc" / name).glob("*.cpp")) or [ROOT / "csrc" / name]]
+def compile_core(work: Path, cxx: str, flags: list[str]) -> Path:
+    """The library that all fuzzers are linked from."""
+    from mykv_build import compile_target
+
+    sources = [path for name in SOURCES for path in sorted((ROOT / "csrc" / name).glob("*.cpp")) or [f"csrc/{name}"]]
+    return compile_target(work / "objects", "part", [cxx], flags, MYKV_PART=sources)
 
 
-def compile_core(work: Path) -> list[str]:
-    """The objects that all fuzzers are linked from."""
-    from mykv_compile import _simd_flags
-
-    made = []
-    for path in source_files():
-        target = work / (path.stem + ".o")
-        command = [*compiler(), "-fsanitize=fuzzer-no-link", *_simd_flags(path), "-c", str(path), "-o", str(target)]
-        newest = max(one.stat().st_mtime for one in (ROOT / "csrc").rglob("*.[hc]*"))
-        if not target.exists() or target.stat().st_mtime < newest:
-            subprocess.run(command, check=True)
-        made.append(str(target))
-    return made
-
-
-def link(work: Path, name: str, objects: list[str]) -> Path:
+def link(work: Path, name: str, library: Path) -> Path:
     """The fuzzer of one of the core's parsers."""
     target = work / f"fuzz-{name}"
-    define = f'-DMYKV_PARSER="{name}"'
-    command = [*compiler(), "-fsanitize=fuzzer", define, str(HERE / "fuzz.cpp"), *objects, "-o", str(target)]
-    subprocess.run(command, check=True)
+    more = ["-fsanitize=fuzzer", f'-DMYKV_PARSER="{name}"', f"-I{ROOT}/csrc", str(HERE / "fuzz.cpp"), str(library)]
+    subprocess.run([compiler(), "-std=c++17", "-pthread", *FLAGS, *more, "-o", str(target)], check=True)
     return target
 
 

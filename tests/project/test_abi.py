@@ -120,11 +120,3 @@ def test_mpi4py_without_a_library(tmp_path):
         done
     )
     assert done.stdout.count("\n") == 1
-
-
-def test_what_depends_on_mpi_and_on_python():
-    units = _load(_ROOT / "build_backend" / "mykv_units.py", "mykv_units")
-    needs = {str(path.relative_to(_ROOT)): units.needs_of(path, _ROOT / "csrc") for path in _ROOT.glob("csrc/*/*.cpp")}
-    assert needs["csrc/operations/operation.cpp"] == frozenset()
-    assert needs["csrc/world/communicator.cpp"] == {"mpi"}  # by its header
-    assert needs["csrc/python/group.cpp"] == {"mpi", "python"}

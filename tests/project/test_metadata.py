@@ -53,7 +53,9 @@ def archive(made):
 def test_the_source_archive_has_what_building_needs(sources, archive):
     names, _ = archive
     folders = ("build_backend/", "csrc/", "kvstore_plugin/", "mykvrun/", "stubs/", "tests/", "docs/")
-    needed = [name for name in sources if name.startswith(folders) or name.endswith((".toml", ".cff"))]
+    needed = [
+        name for name in sources if name.startswith(folders) or name.endswith((".toml", ".cff", "CMakeLists.txt"))
+    ]
     assert len(needed) > 400
     assert not [name for name in needed if name not in names]
     assert not [name for name in names if name.endswith((".so", ".pyc", ".o"))]

@@ -104,7 +104,6 @@ _INTERNAL = {
         "examples:",
         "mpi4py.rc.initialize = False",
         "its reader takes nothing",
-        "mykv_sources",
         "build the extension module for tests",
         "a planted lack",
     ],

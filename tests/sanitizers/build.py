@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path("tests/sanitizers")
 sys.path.insert(0, str(ROOT / "build_backend"))
 
-from mykv_compile import FLAGS, compile_all, cxx_compiler, find_mpi  # noqa: E402
+from mykv_build import compile_target, cxx_compiler, find_mpi  # noqa: E402
 
 _COMMON = ["-O1", "-g", "-fno-omit-frame-pointer"]
 SANITIZERS = {
@@ -46,27 +46,29 @@ def build_module() -> None:
 
 def build_ranks(sanitizer: str) -> Path:
     """The program `ranks`; returns its path."""
-    mpi = find_mpi()
-    flags = [*SANITIZERS[sanitizer], "-pthread"]
-    command = [*cxx_compiler(), *FLAGS, "-Werror", *flags, *mpi.compile_flags, "-Icsrc", f"-I{HERE}"]
+    mpi, cxx, flags = find_mpi(), cxx_compiler(), SANITIZERS[sanitizer]
     core = [path for path in Path("csrc").rglob("*.cpp") if not str(path).startswith(_OF_PYTHON)]
-    # Without the files of single instruction sets, which take minutes: the generic loops do the same.
-    objects = compile_all(command, [*core, *HERE.glob("*.cpp")], folder(sanitizer) / "ranks.objects", simd=False)
-    program = folder(sanitizer) / "ranks"
-    without_mpi = _no_mpi(objects, folder(sanitizer) / "no_mpi.c")
-    subprocess.run(
-        [*cxx_compiler(), *flags, *map(str, objects), "-xc", str(without_mpi), "-o", str(program)], check=True
+    library = compile_target(
+        *(folder(sanitizer) / "ranks.objects", "part", cxx, ["-Werror", *flags, *mpi.compile_flags]),
+        MYKV_INCLUDES=[HERE],
+        MYKV_PART=sorted([*core, *HERE.glob("*.cpp")]),
+        # The files of single instruction sets take minutes, and the generic loops do the same.
+        MYKV_SIMD="OFF",
     )
+    program = folder(sanitizer) / "ranks"
+    without_mpi = _no_mpi(library, folder(sanitizer) / "no_mpi.c")
+    whole = ["-Wl,--whole-archive", str(library), "-Wl,--no-whole-archive", "-xc", str(without_mpi)]
+    subprocess.run([*cxx, *flags, "-pthread", *whole, "-o", str(program)], check=True)
     return program
 
 
-def _no_mpi(objects: list[Path], source: Path) -> Path:
-    """Writes a C file with everything of MPI that the objects want, each of which ends the program when it is called.
+def _no_mpi(library: Path, source: Path) -> Path:
+    """Writes a C file with everything of MPI that the library wants, each of which ends the program when it is called.
 
     The ranks of one host call nothing of it. With a real MPI its hooks into malloc and mmap would run in threads that
     ThreadSanitizer has not begun to watch, or not any more, and crash it.
     """
-    wanted = subprocess.run(["nm", "-u", *map(str, objects)], check=True, capture_output=True, text=True).stdout
+    wanted = subprocess.run(["nm", "-u", str(library)], check=True, capture_output=True, text=True).stdout
     names = sorted(set(re.findall(r"^ +U ((?:MPI|PMPI|ompi|mpi)_\w+)$", wanted, re.MULTILINE)))
     source.write_text("void abort(void);\n" + "".join(f"void {name}(void) {{ abort(); }}\n" for name in names))
     return source

