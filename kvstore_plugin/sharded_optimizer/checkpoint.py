@@ -132,7 +132,7 @@ class _Exchange:
             met = operation.exchange(self._process_set, name, self.call, text, numbers, limit)
         except MXNetError as error:
             if errors.code_of(error) in ("left", "departed", "deadlock"):
-                error.args = (f"{self.call} has failed: {error}. {_ADVICE}",)
+                error.args = (f"{error}. {_ADVICE}",)
             raise
         # The workers agree on new names for each call: a worker that left an earlier call by an exception has started
         # fewer operations with that call's names than the others.
