@@ -73,7 +73,7 @@ def _open_mpi(job: Job, mpi: Mpi) -> Command:
 
 
 def _variables(job: Job, mpi: Mpi, cores: int | None, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables of the workers: those that restrict MPI to TCP, with `tcp_only`, and those of the job."""
+    """Variables of the workers: those of the job, and with `tcp_only` those that restrict MPI to TCP."""
     return {**(_TCP_ONLY[mpi.kind] if job.tcp_only else {}), **job.environment(cores, environment)}
 
 

@@ -153,7 +153,7 @@ class Agreement {
   bool closed() const { return closed_; }
   // Whether messages are still being sent.
   bool sending() const { return outbox_.sending(); }
-  // Whether this host is sending no message, and has received none of which parts are missing.
+  // Whether this host is sending no message, and every message that it has begun to receive is complete.
   bool quiet() const { return !sending() && inbox_.quiet(); }
   const Traffic& sent() const { return outbox_.sent(); }
   const Traffic& received() const { return received_; }

@@ -34,7 +34,7 @@ class Inquiry {
   // Continues the sends.
   void progress() { sendings_.progress(); }
   bool sending() const { return !sendings_.empty(); }
-  // Whether this host is sending no message, and has received none of which parts are missing.
+  // Whether this host is sending no message, and every message that it has begun to receive is complete.
   bool quiet() const { return !sending() && questions_.quiet() && answers_.quiet(); }
 
  private:

@@ -275,7 +275,7 @@ class DenseReducer(PlannedReducer):
             if self._operations and self._operations[0].hooked is not None:
                 self._operations[0].hooked.begin_again()
             self._refuse_rest(self._operations[:1], self._operations[1:], sentence)
-            raise MXNetError(sentence) from None  # the sentence has its text
+            raise MXNetError(sentence) from None  # the message contains its text
 
     def __getstate__(self) -> dict:
         return {**super().__getstate__(), "_to_update": [], "_equal_batches": None}

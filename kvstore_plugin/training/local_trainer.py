@@ -422,7 +422,7 @@ class LocalTrainer(DistributedTrainer):
             self._meet(call)
         except Exception:
             raise
-        except BaseException as error:  # Ctrl-C, of which the other workers do not know: they may begin
+        except BaseException as error:  # e.g. Ctrl-C; the other workers do not know of it, and may begin
             reason = f"{type(error).__name__} has interrupted {call} on rank {process.rank()}"
             self._meetings.refuse_begin(len(self._trained()), bool(state), reason)
             raise

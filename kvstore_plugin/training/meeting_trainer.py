@@ -30,8 +30,8 @@ from .stand_ins import LEFT_OUT, Listed
 from .trainer_options import TrainerOptions
 
 _DEVICES = "devices: "  # prefix of one of the lines that all workers compare
-# A trainer that outlives its init() adds this line to those that all workers compare, so that it does not match a new
-# trainer of another worker, which has no equal states.
+# All workers compare some lines about their trainers. A trainer that outlives its init() adds this line, so that it
+# does not match a new trainer of another worker, whose states differ.
 _KEPT = "made before the last init()"
 _NEVER_HELD = ("sentinel: unequal to every `_data`",)
 

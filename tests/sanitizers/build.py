@@ -63,7 +63,7 @@ def build_ranks(sanitizer: str) -> Path:
 
 
 def _no_mpi(library: Path, source: Path) -> Path:
-    """Writes a C file with everything of MPI that the library wants, each of which ends the program when it is called.
+    """Writes a C file with all MPI functions that the library uses; a call of any of them ends the program.
 
     The ranks of one host call nothing of it. With a real MPI its hooks into malloc and mmap would run in threads that
     ThreadSanitizer has not begun to watch, or not any more, and crash it.
