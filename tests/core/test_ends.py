@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import mykv_core_testing
 import numpy as np
@@ -116,6 +117,17 @@ def test_a_rank_whose_host_comes_after_the_end_gets_it_too(rank, start, gather):
             assert work.wait(10), "no end"
 
 
+def _wait_until_stopped(pid: int) -> None:
+    """Return once all threads of a process that got SIGSTOP have stopped: on a busy machine some run on for a while."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+        if all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats):
+            return
+        time.sleep(0.001)
+    raise AssertionError(f"process {pid} runs on after SIGSTOP")
+
+
 @pytest.mark.ranks(3, env=_ENV)
 def test_an_answer_to_an_earlier_question_is_not_taken_for_one_to_this(rank, start, gather):
     """Rank 1 is stopped during a question about "x", at which it has not arrived, and answers a question about "y"."""
@@ -130,6 +142,7 @@ def test_an_answer_to_an_earlier_question_is_not_taken_for_one_to_this(rank, sta
     if rank == 0:
         os.kill(pids[1], signal.SIGSTOP)
         try:
+            _wait_until_stopped(pids[1])
             ((_, _, missing, silent),) = core.waiting("x")
             assert missing == [2] and silent == [1]
         finally:

@@ -103,12 +103,16 @@ _LEAVES_A_PROCESS = """
 import os, socket, subprocess, sys, time
 restart = int(os.environ["MYKV_RESTART"])
 print("restart", restart, flush=True)
+others_wait = f"{sys.argv[2]}/waits {restart}"
 if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "0":
     holder = "import signal, socket, sys, time; signal.signal(15, signal.SIG_IGN)\\n"
     holder += f"server = socket.create_server(('127.0.0.1', {sys.argv[1]})); print('holds', flush=True); time.sleep(99)"
     child = subprocess.Popen([sys.executable, "-c", holder], start_new_session=True, stdout=subprocess.PIPE, text=True)
     print(child.stdout.readline(), flush=True)  # nothing, if the port is in use
+    while not os.path.exists(others_wait):
+        time.sleep(0.01)
     sys.exit(5 + restart)
+open(others_wait, "w").close()
 time.sleep(99)
 """
 
@@ -118,7 +122,7 @@ def test_nothing_of_the_failed_attempt_is_left_and_the_last_status_counts(tmp_pa
     port = 20000 + hash(str(tmp_path)) % 10000
     (tmp_path / "leaves.py").write_text(_LEAVES_A_PROCESS)
     options = ["-n", "2", "--max-restarts", "1", "--restart-pause", "0.1", "--output-filename", tmp_path / "out"]
-    code, stdout, stderr = _run(tmp_path, *options, tmp_path / "leaves.py", port)
+    code, stdout, stderr = _run(tmp_path, *options, tmp_path / "leaves.py", port, tmp_path)
     assert code == 6, stderr
     assert stdout.count("holds") == 2 and stdout.count("restart 1") == 2, stdout + stderr
     if launcher.is_open_mpi():
