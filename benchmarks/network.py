@@ -124,6 +124,16 @@ class Network:
         options = self._open_mpi(hosts) if _is_open_mpi(mpirun) else self._hydra(hosts)
         return self.inside(1, [mpirun, "-n", str(sum(per_host)), *options, *extra, *words])
 
+    def variables(self) -> dict[str, str]:
+        """Variables by which the launcher of Open MPI or MPICH, started on a host, reaches the other hosts."""
+        agent = {"plm_ssh_agent": self._script("agent"), "plm_ssh_no_tree_spawn": "1"}
+        network = {"pml": "ob1", "btl": "tcp,sm,self", "btl_tcp_if_include": f"{_SUBNET}.0/24"}
+        return {
+            **{f"PRTE_MCA_{name}": value for name, value in agent.items()},
+            **{f"OMPI_MCA_{name}": value for name, value in network.items()},
+            **{"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": self._script("agent"), "HYDRA_IFACE": "eth0"},
+        }
+
     def _open_mpi(self, hosts: list[str]) -> list[str]:
         agent = ["--prtemca", "plm_ssh_agent", self._script("agent"), "--prtemca", "plm_ssh_no_tree_spawn", "1"]
         network = {"pml": "ob1", "btl": "tcp,sm,self", "btl_tcp_if_include": f"{_SUBNET}.0/24"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 import kvstore_plugin as mykv
 import pytest
 from harness import launcher
+from harness.several_hosts import network_module
 
 _PAGE = Path(__file__).parents[2] / "docs/notebooks.md"
 
@@ -149,3 +151,44 @@ def test_the_module_of_the_launcher_does_not_hide_the_function():
     import kvstore_plugin.run as again
 
     assert again is mykv.run
+
+
+_CALLER = """
+import socket, sys
+import kvstore_plugin as mykv
+import mxnet as mx
+
+def work(fails):
+    mykv.init()
+    if fails and mykv.rank() == 2:
+        raise KeyError("label")
+    total = mykv.allreduce(mx.nd.ones(1) * (mykv.rank() + 1), average=False).asscalar()
+    return float(total), socket.gethostname(), mykv.local_rank()
+
+results = mykv.run(work, (False,), hosts=sys.argv[1])
+print(results)
+try:
+    mykv.run(work, (True,), hosts=sys.argv[1])
+except KeyError as error:
+    print("KeyError", error, str(error.__cause__).strip().splitlines()[0])
+"""
+
+
+@pytest.mark.long
+def test_a_function_runs_on_several_hosts(tmp_path):
+    """The caller is on the first host, and has two workers on each of two hosts. Then rank 2, on the second, fails."""
+    (tmp_path / "caller.py").write_text(_CALLER)
+    network = network_module()
+    if network.unavailable():
+        pytest.skip(network.unavailable())
+    with network.Network(2) as up:
+        slots = ",".join(f"{up.address(host)}:2" for host in (1, 2))
+        command = up.inside(1, [sys.executable, "caller.py", slots])
+        env = {**os.environ, **up.variables()}
+        done = subprocess.run(command, cwd=tmp_path, env=env, timeout=180, capture_output=True, text=True)
+    first, second = done.stdout.splitlines()[-2:]
+    found = ast.literal_eval(first)
+    assert [total for total, _, _ in found] == [10.0] * 4, done
+    assert [rank for _, _, rank in found] == [0, 1, 0, 1] and len({host for _, host, _ in found}) == 2, done
+    assert second == "KeyError 'label' rank 2:", done
+    assert os.listdir(tmp_path) == ["caller.py"]  # the folder of each job has gone
