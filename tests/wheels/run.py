@@ -89,7 +89,8 @@ class Trial:
         subprocess.run([self.python, "-m", "venv", "--clear", self.folder], check=True, timeout=_LIMIT)
         self._pip("setuptools>=65", "wheel", "pip>=22")
         with_mxnet, without_mxnet = ["mxnet==1.9.1"], "mykv[cpu]"
-        if "cp313" in self.wheel.name:  # the numpy below 2 that MXNet's wheel requires would be compiled: docs/install.md
+        # MXNet's wheel requires a numpy below 2, which has no wheel for Python 3.13: docs/install.md says what to do.
+        if "cp313" in self.wheel.name:
             with_mxnet, without_mxnet = ["--no-deps", *with_mxnet], "mykv"
         if not self._pip(*with_mxnet):
             return
