@@ -14,6 +14,7 @@ import contextlib
 import functools
 import itertools
 import operator
+from copy import deepcopy
 from typing import Any, Callable, Collection, Hashable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from ..compat import arrays
@@ -252,7 +253,17 @@ class StoreOptimizer:
         self.updater.optimizer = optimizer
 
     def __reduce__(self) -> tuple:
-        raise TypeError("A StoreOptimizer holds a share of the optimizer's states: use save_optimizer_states().")
+        raise TypeError(
+            "Optimizer states that are divided over the workers cannot be pickled, nor can objects that refer to them: "
+            "a trainer with update_on_kvstore=True and its parameters. Use net.save_parameters() and "
+            "trainer.save_states()."
+        )
+
+    def __deepcopy__(self, memo: dict) -> StoreOptimizer:
+        # A copy of a network refers to its trainer. A copy on one worker alone exchanges nothing.
+        memo[id(self)] = made = StoreOptimizer.__new__(StoreOptimizer)
+        made.__dict__.update(deepcopy(self.__dict__, memo))
+        return made
 
 
 class ShardedUpdate:

@@ -935,11 +935,13 @@ def test_a_key_of_another_shape_gets_new_states(rank, size, gather):
 
 
 @pytest.mark.ranks(1)
-def test_a_share_cannot_be_copied(size):
-    import copy
-
-    with pytest.raises(TypeError, match="save_optimizer_states"):
-        copy.copy(StoreOptimizer(mykv.global_process_set, _optimizer("sgd")))
+def test_a_share_cannot_be_pickled(size):
+    net = mx.gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", update_on_kvstore=True)
+    for what in (trainer, net.weight, StoreOptimizer(mykv.global_process_set, _optimizer("sgd"))):
+        with pytest.raises(TypeError, match=r"cannot be pickled.*trainer.save_states\(\)"):
+            pickle.dumps(what)
 
 
 @pytest.mark.ranks(2)

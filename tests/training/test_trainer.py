@@ -426,6 +426,39 @@ def test_a_call_waits_for_long_beside_a_copied_trainer(rank):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("on_store", [False, True])
+@pytest.mark.parametrize("kind", ["own", "stock"])
+def test_networks_and_trainers_are_copied_in_the_middle(rank, kind, on_store):
+    """A network refers to its trainer. Rank 0 alone keeps the best network; then all ranks train a copy of both."""
+
+    def make():
+        net = dense_network(seed=0)
+        options = {"update_on_kvstore": on_store}
+        if kind == "stock":
+            return net, gluon.Trainer(net.collect_params(), "adam", kvstore="mykv", **options)
+        return net, mykv.DistributedTrainer(net.collect_params(), "adam", **options)
+
+    def train(net, trainer, steps):
+        for step in steps:
+            _backward(net, 2 * step + rank)
+            trainer.step(4)
+        return checksum(net)
+
+    expected = train(*make(), range(4))
+    net, trainer = make()
+    half = train(net, trainer, range(2))
+    if rank == 0:
+        assert checksum(copy.deepcopy(net)) == half
+    other, its_trainer = copy.deepcopy((net, trainer))
+    for parameter in other.collect_params().values():  # a copy is not attached to its gradients
+        parameter.grad_req = "null"
+        parameter.grad_req = "write"
+    assert train(other, its_trainer, range(2, 4)) == expected and checksum(net) == half
+    if kind == "own" or not on_store:  # a copied stock Trainer has the same store, and its states
+        assert train(net, trainer, range(2, 4)) == expected
+
+
+@pytest.mark.ranks(2)
 def test_learning_rate_and_scheduler(rank):
     net = dense_network(seed=0)
     trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
