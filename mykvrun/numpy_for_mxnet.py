@@ -94,7 +94,27 @@ def _replaced_functions(numpy: Any) -> dict[str, Any]:
     found = {"array": array, **{name: with_interpolation(name) for name in ("nanpercentile", "nanquantile")}}
     for name, function in found.items():
         function.__name__, function.__doc__ = name, getattr(vars(numpy).get(name), "__doc__", None)
-    return found
+    return {**found, "dtype": _dtype_like(numpy)}
+
+
+def _dtype_like(numpy: Any) -> Any:
+    """A replacement for numpy.dtype that takes MXNet's arrays, whose attribute dtype is a type such as numpy.float32.
+
+    ``x.astype(y)`` gives x the type of y. numpy 1 takes y as a type, and numpy 2.5 raises a ValueError.
+    """
+
+    class Meta(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, numpy.dtype)
+
+        def __call__(cls, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+            own = getattr(dtype, "dtype", None) if not isinstance(dtype, type) else None
+            return numpy.dtype(own if isinstance(own, type) else dtype, *args, **kwargs)
+
+        def __getattr__(cls, name: str) -> Any:
+            return getattr(numpy.dtype, name)
+
+    return Meta("dtype", (), {"__doc__": numpy.dtype.__doc__})
 
 
 def _is_2(numpy: Any) -> bool:

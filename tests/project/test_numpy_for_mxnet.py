@@ -110,6 +110,25 @@ def test_texts_of_other_values_stay_as_they_are():
     assert isinstance("a", text) and not isinstance(1, text)
 
 
+def test_another_array_names_a_type():
+    """Sockeye's loss calls ``output.astype(label)``."""
+    for namespace in (mx.nd, mx.np):
+        half = namespace.ones((2,), dtype="float16")
+        assert namespace.ones((2,)).astype(half, copy=False).dtype == np.float16
+        assert half.astype(half, copy=False) is half
+        assert namespace.zeros((2,), dtype="int32").astype(namespace.ones((2,))).dtype == np.float32
+    with pytest.raises(TypeError):
+        mx.nd.ones((2,)).astype("no such type")
+
+
+def test_what_stands_for_dtype_is_else_numpys():
+    replaced = numpy_for_mxnet._dtype_like(np)
+    for value in ("float32", np.int8, np.dtype("bool"), None, [("a", "int8")], float):
+        assert replaced(value) == np.dtype(value)
+    assert replaced("int8", align=True) == np.int8 and replaced.names is np.dtype.names
+    assert isinstance(np.dtype("int8"), replaced) and not isinstance(np.int8, replaced)
+
+
 def test_metrics_sum_in_float64():
     """With numpy 2 a float plus a float32 is a float32, which counts up to 16,777,216 and no further."""
     metrics = mx.metric if hasattr(mx, "metric") else mx.gluon.metric
