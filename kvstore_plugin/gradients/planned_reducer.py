@@ -35,7 +35,7 @@ from .reducer import SharedReducer, Task
 _log = logging.getLogger("kvstore_plugin")
 
 _LAYOUTS_DIFFER = "gradients lie in other places on another worker"
-_HAS_CHANGED = "a step after a change of parameters, by grad_req, initialize(), cast() or the like"
+_HAS_CHANGED = "a step after a change of parameters, by grad_req, initialize(), cast(), reset_ctx() or the like"
 
 
 class PlannedReducer(SharedReducer):
