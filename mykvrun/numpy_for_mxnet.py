@@ -114,7 +114,7 @@ def _dtype_like(numpy: Any) -> Any:
         def __getattr__(cls, name: str) -> Any:
             return getattr(numpy.dtype, name)
 
-    return Meta("dtype", (), {"__doc__": numpy.dtype.__doc__})
+    return Meta("dtype", (), {"__doc__": getattr(vars(numpy).get("dtype"), "__doc__", None)})
 
 
 def _is_2(numpy: Any) -> bool:

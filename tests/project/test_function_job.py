@@ -153,7 +153,7 @@ def test_the_module_of_the_launcher_does_not_hide_the_function():
     assert again is mykv.run
 
 
-_CALLER = """
+_CALLER_ON_HOSTS = """
 import socket, sys
 import kvstore_plugin as mykv
 import mxnet as mx
@@ -177,7 +177,7 @@ except KeyError as error:
 @pytest.mark.long
 def test_a_function_runs_on_several_hosts(tmp_path):
     """The caller is on the first host, and has two workers on each of two hosts. Then rank 2, on the second, fails."""
-    (tmp_path / "caller.py").write_text(_CALLER)
+    (tmp_path / "caller.py").write_text(_CALLER_ON_HOSTS)
     network = network_module()
     if network.unavailable():
         pytest.skip(network.unavailable())
