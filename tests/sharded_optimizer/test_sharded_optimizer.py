@@ -934,6 +934,7 @@ def test_a_key_of_another_shape_gets_new_states(rank, size, gather):
         _same_on_all(gather, [value(weight)])
 
 
+@pytest.mark.skipif(IS_2, reason="MXNet 2.0 pickles no parameter of a trainer")
 @pytest.mark.ranks(1)
 def test_a_share_cannot_be_pickled(size):
     net = mx.gluon.nn.Dense(2, in_units=3)

@@ -449,11 +449,12 @@ def test_networks_and_trainers_are_copied_in_the_middle(rank, kind, on_store):
     half = train(net, trainer, range(2))
     if rank == 0:
         assert checksum(copy.deepcopy(net)) == half
-    other, its_trainer = copy.deepcopy((net, trainer))
-    for parameter in other.collect_params().values():  # a copy is not attached to its gradients
-        parameter.grad_req = "null"
-        parameter.grad_req = "write"
-    assert train(other, its_trainer, range(2, 4)) == expected and checksum(net) == half
+    if not IS_2:  # in MXNet 2.0 a copied network keeps no way to its gradients
+        other, its_trainer = copy.deepcopy((net, trainer))
+        for parameter in other.collect_params().values():  # a copy is not attached to its gradients
+            parameter.grad_req = "null"
+            parameter.grad_req = "write"
+        assert train(other, its_trainer, range(2, 4)) == expected and checksum(net) == half
     if kind == "own" or not on_store:  # a copied stock Trainer has the same store, and its states
         assert train(net, trainer, range(2, 4)) == expected
 
