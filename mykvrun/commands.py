@@ -73,7 +73,7 @@ def _open_mpi(job: Job, mpi: Mpi) -> Command:
 
 
 def _variables(job: Job, mpi: Mpi, cores: int | None, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables of the workers: those of the job, and with `tcp_only` those that restrict MPI to TCP."""
+    """The environment variables that the workers get. If `job.tcp_only` is set, they also restrict MPI to TCP."""
     return {**(_TCP_ONLY[mpi.kind] if job.tcp_only else {}), **job.environment(cores, environment)}
 
 

@@ -108,7 +108,7 @@ def _dtype_like(numpy: Any) -> Any:
             return isinstance(instance, numpy.dtype)
 
         def __call__(cls, dtype: Any, *args: Any, **kwargs: Any) -> Any:
-            own = getattr(dtype, "dtype", None) if not isinstance(dtype, type) else None
+            own = getattr(dtype, "dtype", None)
             return numpy.dtype(own if isinstance(own, type) else dtype, *args, **kwargs)
 
         def __getattr__(cls, name: str) -> Any:

@@ -1,7 +1,7 @@
 """Detects circular waits: workers that wait for each other in operations in MXNet's engine get an error.
 
 A rank in `asnumpy()` or `waitall()` waits in MXNet's engine, where no code of this package runs. So each rank has a
-thread that checks every two seconds whether the script is in such a wait. After some seconds the thread reports to the
+thread that checks once a second whether the script is in such a wait. After some seconds the thread reports to the
 other ranks for which ranks each of its operations waits. Once all ranks have reported, they compute the same result: a
 set of ranks in which every operation waits for another rank of the set can never continue.
 
@@ -35,7 +35,7 @@ from . import deadlock_check
 _log = logging.getLogger("kvstore_plugin")
 
 _SCOPE = "world/circle"  # csrc/runtime/stall_watch.cpp leaves these operations out of its messages
-_LOOK_EVERY_S = 2.0  # in a process without work, each look costs 0.25 ms of CPU time: its caches are cold
+_LOOK_EVERY_S = 1.0
 _PATIENCE_S = 4.0  # a rank reports when its script has waited this long
 _PATIENCE_WITH_GPU_S = 60.0  # longer, since a thread that waits for a GPU sleeps like a thread that waits for ranks
 _POLL_S = 0.2

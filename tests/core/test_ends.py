@@ -5,6 +5,7 @@ No MXNet: the core alone, on numpy arrays.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -121,7 +122,10 @@ def _wait_until_stopped(pid: int) -> None:
     """Return once all threads of a process that got SIGSTOP have stopped: on a busy machine some run on for a while."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+        stats = []
+        for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                stats.append(path.read_text())
         if all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats):
             return
         time.sleep(0.001)
