@@ -125,20 +125,20 @@ class Network:
         return self.inside(1, [mpirun, "-n", str(sum(per_host)), *options, *extra, *words])
 
     def variables(self) -> dict[str, str]:
-        """Variables by which the launcher of Open MPI or MPICH, started on a host, reaches the other hosts."""
+        """Variables by which Open MPI's mpirun, started on a host, reaches the other hosts."""
+        prefixes = {"--prtemca": "PRTE_MCA_", "--mca": "OMPI_MCA_"}
+        return {f"{prefixes[option]}{name}": value for option, name, value in self._settings()}
+
+    def _settings(self) -> list[tuple[str, str, str]]:
+        """Open MPI's settings for these hosts: the option of mpirun, name and value."""
         agent = {"plm_ssh_agent": self._script("agent"), "plm_ssh_no_tree_spawn": "1"}
         network = {"pml": "ob1", "btl": "tcp,sm,self", "btl_tcp_if_include": f"{_SUBNET}.0/24"}
-        return {
-            **{f"PRTE_MCA_{name}": value for name, value in agent.items()},
-            **{f"OMPI_MCA_{name}": value for name, value in network.items()},
-            **{"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": self._script("agent"), "HYDRA_IFACE": "eth0"},
-        }
+        of_both = {"--prtemca": agent, "--mca": network}
+        return [(option, name, value) for option, given in of_both.items() for name, value in given.items()]
 
     def _open_mpi(self, hosts: list[str]) -> list[str]:
-        agent = ["--prtemca", "plm_ssh_agent", self._script("agent"), "--prtemca", "plm_ssh_no_tree_spawn", "1"]
-        network = {"pml": "ob1", "btl": "tcp,sm,self", "btl_tcp_if_include": f"{_SUBNET}.0/24"}
-        settings = [word for name, value in network.items() for word in ("--mca", name, value)]
-        return [*agent, *settings, "--host", ",".join(hosts), "--oversubscribe", "--bind-to", "none"]
+        settings = [word for setting in self._settings() for word in setting]
+        return [*settings, "--host", ",".join(hosts), "--oversubscribe", "--bind-to", "none"]
 
     def _hydra(self, hosts: list[str]) -> list[str]:
         """MPICH's launcher, on which Intel's is based; both respect numbers of ranks only in a file."""
