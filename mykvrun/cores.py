@@ -1,4 +1,7 @@
-"""The cores of this host that a job may use."""
+"""The cores of this host that a job may use.
+
+The package loky counts cores too, but does not say how many the job had before a launcher bound its ranks.
+"""
 
 from __future__ import annotations
 

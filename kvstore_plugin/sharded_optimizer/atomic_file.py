@@ -6,6 +6,9 @@ the old file (rename(2), POSIX.1-2017: any other process sees the old file or th
 If the file system supports it, a temporary file has no name until it is complete. The writing process locks it
 (flock(2)) as long as it has a temporary name. So the next process that writes the same file recognizes files that a
 killed process has left, which are not locked, and removes them.
+
+The module tempfile does not serve here: only the owner may read its files, whatever the umask says, and a killed
+process leaves them behind.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _numbers(text: str) -> list[float]:
 
 # Words with a letter or digit in README.md and docs/*.md; docs/reference/ is generated. There is some room for new
 # rows. Without room, shorten a page.
-_MOST_WORDS = 45_350
+_MOST_WORDS = 44_800
 
 
 def test_readme_and_pages_stay_short():
