@@ -90,14 +90,14 @@ def _two_ranks(wanted: list[str], chosen: list[Item]) -> list[Item]:
     if "horovod" in wanted:
         _require(chosen, peers.HOROVOD_NO_CYCLE, cases.pushpull(4 * KB))
     limits = limit.plan()[:2]
-    limits[1].cases.append(cases.paused(4 * KB))  # of the core
+    limits[1].cases.append(cases.paused(4 * KB))  # measures the core alone
     return [*plan, *chosen, *limits]
 
 
 def _updates(wanted: list[str]) -> list[Item]:
     plan = updates.plan(wanted)
     bound = next(item for item in plan if item.setup == peers.MYKV_BOUND)
-    bound.cases[:0] = _sizes()  # in processes that other cases use too
+    bound.cases[:0] = _sizes()  # share the processes of other cases
     return plan
 
 

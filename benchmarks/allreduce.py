@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import cases
 from .command_line import measure, numbers, parser
 
-# MB are 2^20 bytes.
+# Here 1 MB is 2^20 bytes.
 SIZES = "4KB,32KB,256KB,2MB,16MB,64MB"
 
 

@@ -1,7 +1,7 @@
 """The cost of clipping by the global norm: ``mpirun -n 2 python -m benchmarks.clipping --batch 8``.
 
-One trainer takes steps with and without clipping in turns. With two trainers, different memory addresses would change a
-step by up to 6%, more than clipping does.
+One trainer alternates between steps with and without clipping. With two trainers, different memory addresses would
+change a step by up to 6%, more than clipping does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WAYS = {
     "gluon.utils.clip_global_norm": None,
     "no clipping again": None,
 }
-_STEPS = 4  # consecutive steps of one way
+_STEPS = 4  # consecutive steps that clip in the same way
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import model
 
-# The fit of benchmarks/model.py to 4 KB on 2, 4 and 8 hosts that share two cores: the worst case of a message.
+# Fitted by benchmarks/model.py to 4 KB on 2, 4 and 8 hosts that share two cores, where messages cost most.
 LATENCY, MESSAGE = 0.0, 46e-6
 # Share of the bytes that is sent between hosts. Top-k takes longer than its bytes, since it must find the elements.
 COMPRESSION = {"none": 1.0, "fp16": 1 / 2, "bf16": 1 / 2, "2bit": 1 / 16}
@@ -25,7 +25,7 @@ IN_MEMORY = 42.4e-12
 OWN_MEMORY = 40e6
 # A waiting rank's share of a core, with several hosts.
 WAITING = 0.0146
-# The largest errors of this model against the two pages, as tests/project/test_estimate.py holds them.
+# The largest errors of this model compared with the two pages; tests/project/test_estimate.py checks them.
 ERRORS = {
     "sums of 16 and 64 MB on 2 to 8 hosts": 0.09,
     "sums of 4 KB": 0.28,
@@ -94,7 +94,7 @@ def cost(job: Job) -> Cost:
         crossing = model.coefficients(job.hosts, job.workers, sent)[2]
     compute = job.forward + job.backward
     step = max(compute, job.forward + communication)
-    # Error feedback keeps an array for each host. The workers of a host share it, and mykv's own memory.
+    # Error feedback keeps one array for each host. A host's workers share this array and mykv's own memory.
     shared = OWN_MEMORY + (job.nbytes if job.compression == "2bit" and job.hosts > 1 else 0)
     memory = job.nbytes * (2 + job.states) + shared / job.workers
     return Cost(communication, step, step - compute, memory, crossing, WAITING * (step - compute))
@@ -109,7 +109,7 @@ def bits(text: str) -> float:
 
 
 def network_of(name: str) -> tuple[Any, int]:
-    """A network of gluon.model_zoo.vision, by its name there, or without the ending _v1; with its shapes and pixels."""
+    """A network of gluon.model_zoo.vision with known shapes, and its image size; the name may lack the ending _v1."""
     import mxnet as mx
     from mxnet.gluon.model_zoo import vision
 

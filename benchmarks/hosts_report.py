@@ -281,7 +281,7 @@ def _short(results: Results) -> str:
 
 
 def _short_rows(results: Results) -> list[str]:
-    """The table of about ten lines."""
+    """The rows of the short table at the top of the page."""
     rows = ["| work | link | mykv | others |", "| --- | --- | --- | --- |"]
     for hosts, each in ((2, 1), (2, 2), (3, 1), (4, 1), (4, 2)):
         found = _get(results, "mykv core", f"in place/{64 * MB}", f"{hosts}x{each}")

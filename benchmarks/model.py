@@ -75,7 +75,7 @@ def messages(hosts: int, ranks: int, nbytes: float) -> float:
 
 
 def agreement(hosts: int) -> tuple[float, float]:
-    """Consecutive messages, and messages of the busiest rank, until all hosts know that an operation is complete."""
+    """How many messages in a row, and how many at the busiest rank, it takes until all hosts know of an operation."""
     levels, covered = 0, 1
     while covered < hosts:
         levels += 1
@@ -89,7 +89,7 @@ def carried(hosts: int, nbytes: float) -> bool:
 
 
 def coefficients(hosts: int, ranks: int, nbytes: float) -> tuple[float, float, float]:
-    """Numbers of consecutive latencies and message costs of an allreduce, and the bytes that cross each link."""
+    """The cost of an allreduce: consecutive latencies, messages of the busiest rank, and bytes that cross each link."""
     in_a_row, handled = agreement(hosts)
     if carried(hosts, nbytes):
         return in_a_row, handled, nbytes * min(hosts - 1, _FAN_OUT)
@@ -105,7 +105,7 @@ def seconds(network: Network, hosts: int, ranks: int, nbytes: float) -> float:
 
 
 def fitted(results: Results) -> Network:
-    """Latency and cost of a message from the small allreduces of 2 to 8 hosts."""
+    """A network whose latency and message cost are fitted to small allreduces on 2, 4 and 8 hosts."""
     rows, times = [], []
     for hosts in (2, 4, 8):
         found = results.get("mykv core", f"pushpull/{4 * KB}", "time", f"{hosts}x1")

@@ -105,7 +105,7 @@ class Network:
             self._folder.cleanup()
 
     def address(self, host: int) -> str:
-        """Address of a host, from 1."""
+        """Address of a host; hosts count from 1."""
         return f"{_SUBNET}.{host}"
 
     def set_link(self, host: int, up: bool) -> None:

@@ -20,7 +20,7 @@ COLOURS = {
     "LocalTrainer, period 8": "#0b6e4f",
     "LocalTrainer, period 32": "#8ab17d",
 }
-MEAN_OF = 11  # losses of steps
+MEAN_OF = 11  # a thick line shows means of this number of losses
 PHASES = {"wait": "#d9d9d9", "copy in": "#9db4c0", "reduce": "#e0c879", "network": "#5b5ea6", "spread": "#0b6e4f"}
 
 

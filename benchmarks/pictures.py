@@ -22,7 +22,7 @@ RESULTS = Path(__file__).with_suffix(".json")
 PAGE = ROOT / "docs" / "pictures.md"
 RATE, HIDDEN = "100mbit", 2048
 LIMIT_S = 300.0  # for one job
-_DRAWN_STEPS = 3  # of the timeline
+_DRAWN_STEPS = 3  # steps of the timeline to draw
 
 _TOGETHER: dict[str, Any] = {"trainer": "DistributedTrainer", "options": {}, "timeline": None}
 _LOCAL: dict[str, Any] = {**_TOGETHER, "trainer": "LocalTrainer"}
@@ -62,7 +62,7 @@ def _measure(rounds: int) -> dict[str, Any]:
         results["curves"][str(workers)] = {"losses": found["losses"], "epochs": found["epochs"]}
     with Network(2, RATE) as hosts:
         for number in range(rounds):
-            for mode, job in MODES.items():  # in turns, so that the machine's load affects all of them
+            for mode, job in MODES.items():  # modes take turns, so that the machine's load affects all of them
                 found = _run(_over(hosts), {**job, "epochs": 8, "hidden": HIDDEN})
                 kept = {"epochs": found["epochs"], "steps": len(found["steps"]), "parameters": found["parameters"]}
                 results["times"][mode].append({**kept, "load": os.getloadavg()[0]})
@@ -76,7 +76,9 @@ def _measure(rounds: int) -> dict[str, Any]:
 
 
 def _middle(trace: dict[str, Any], steps: list[float]) -> dict[str, Any]:
-    """Some steps of a timeline: their begins, and bars (bucket, phase, begin, length), in seconds from the first begin.
+    """Some steps of a timeline: their start times, and bars (bucket, phase, start, length), in seconds.
+
+    Times count from the start of the first of these steps.
 
     `steps`: unix times at which rank 0 begins each step.
     """

@@ -156,7 +156,7 @@ def _short_rows(results: Results, brackets: bool = True) -> list[str]:
     before: list[Cell] = []
     for work, find in _SHORT:
         cells = find(results)
-        if any(cells) and cells != before:  # unbound ranks are faster: the line above tells
+        if any(cells) and cells != before:  # equal cells: unbound ranks are faster, as the line above shows
             rows.append(f"| {work} | " + " | ".join(_short_cells(cells, brackets, work.startswith("processor"))) + " |")
         before = cells
     return rows

@@ -74,7 +74,7 @@ def plain_loops(results: Results, nbytes: int, ranks: int = 2) -> tuple[str, Spr
 
 
 def verdict(parts: list[Part]) -> str:
-    """'reached' if all parts are reached; tells if some were not measured."""
+    """'reached' if all parts are reached; says so if some were not measured."""
     gaps = any("not measured" in part.text for part in parts)
     if any(part.reached is False for part in parts):
         return "**missed**"

@@ -116,7 +116,7 @@ def compile_target(folder: Path, target: str, cxx: List[str], flags: List[str], 
         f"-D{name}={';'.join(map(str, value)) if isinstance(value, list) else value}"
         for name, value in variables.items()
     ]
-    of_cmake = ("CMAKE_", "CXXFLAGS", "LDFLAGS")  # variables from which it would take more options
+    of_cmake = ("CMAKE_", "CXXFLAGS", "LDFLAGS")  # CMake would take more options from these variables
     clean = {name: value for name, value in os.environ.items() if not name.startswith(of_cmake)}
     jobs = os.environ.get("MYKV_BUILD_JOBS") or str(os.cpu_count() or 1)
     for command in (

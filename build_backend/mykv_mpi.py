@@ -27,9 +27,9 @@ class BuildError(Exception):
 # MPI's C++ bindings left the standard in 2012; old headers still pull them in unless told not to.
 SKIP_CXX_BINDINGS = ["-DOMPI_SKIP_MPICXX=1", "-DMPICH_SKIP_MPICXX=1"]
 
-# Where the package's libmpi lies as seen from the module in <prefix>/lib/python3.X/site-packages: in <prefix>/lib, also
-# for --user and Debian's dist-packages; one step further up where modules go to lib64; next to it for `uv --target`
-# (`pip install --target` leaves the package's lib directory out altogether).
+# Where the package's libmpi is, relative to the module in <prefix>/lib/python3.X/site-packages: in <prefix>/lib, even
+# with --user and Debian's dist-packages; one level higher if modules are in lib64; next to the module with
+# `uv --target` (`pip install --target` does not install the package's lib directory).
 RELATIVE_TO_MODULE = ["$ORIGIN/../..", "$ORIGIN/../../../lib", "$ORIGIN/lib"]
 
 # The placeholder that Intel's installer replaces by its folder. The wrapper from PyPI still prints it.

@@ -26,9 +26,9 @@ _STATUS_OF_MISTAKES = (2, 126, 127)
 class Ended(NamedTuple):
     """How a job has ended."""
 
-    status: int  # of mykvrun
+    status: int  # mykvrun's exit status
     failure: str = ""  # a message; "": nothing has failed, or no process reads mykvrun's output
-    last_lines: tuple[str, ...] = ()  # of the failed worker, unless they were just shown
+    last_lines: tuple[str, ...] = ()  # last lines of the failed worker's output, unless they were just shown
     may_mend: bool = False  # whether the same command may succeed the next time
 
     def tell(self, then: str = "") -> None:
@@ -43,7 +43,7 @@ class Losses:
     def __init__(self) -> None:
         self._launcher: subprocess.Popen[bytes] | None = None
         self._told: set[tuple[int | None, bool]] = set()
-        self.status = 0  # of mykvrun, if the job itself has succeeded
+        self.status = 0  # mykvrun's exit status if the job itself has succeeded
 
     def watch(self, launcher: subprocess.Popen[bytes]) -> None:
         """End this launcher's job if no process reads its output any more."""

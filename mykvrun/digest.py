@@ -2,7 +2,7 @@
 
 If several workers write the same traceback, it is shown once, with one line for each other worker. If several workers
 write the same warning of mykv, only the first is shown. A worker whose error names another worker gets one line too, if
-another worker's traceback was shown before. Launchers' texts about a failure are left out, since mykvrun names the
+another worker's traceback was already shown. Launchers' texts about a failure are left out, since mykvrun names the
 failed worker.
 """
 

@@ -202,7 +202,7 @@ class _Lines:
             self._selector.register(file, selectors.EVENT_READ, (name, decoder))
 
     def show_until_end(self, deadline: float | None = None) -> None:
-        """Pass on output until both streams end, or the time is over."""
+        """Pass on output until both streams have ended, or until the deadline."""
         while self._selector.get_map():
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:

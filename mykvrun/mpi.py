@@ -34,7 +34,7 @@ class Mpi(NamedTuple):
 
 
 def kind_of(text: str) -> str:
-    """Kind of MPI in a text of ``MPI_Get_library_version`` or of ``mpirun --version``; '' for an unknown MPI."""
+    """The MPI named in the output of ``MPI_Get_library_version`` or ``mpirun --version``; '' for an unknown MPI."""
     if "Open MPI" in text or "OpenRTE" in text or "PRRTE" in text:
         return OPEN_MPI
     if "Intel(R) MPI" in text or "Intel MPI" in text:

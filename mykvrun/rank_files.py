@@ -13,8 +13,8 @@ from .sinks import Loss, Sink
 class RankFolders(NamedTuple):
     """Folders for the requested files."""
 
-    streams: str | None = None  # of --output-filename: rank.3/stdout and rank.3/stderr
-    logs: str | None = None  # of --log-dir: rank.3.log with both
+    streams: str | None = None  # the folder of --output-filename, for rank.3/stdout and rank.3/stderr
+    logs: str | None = None  # the folder of --log-dir, for rank.3.log with both streams
 
     def of_attempt(self, restart: int, workers: int) -> RankFolders:
         """Create the folders for one attempt of a job.

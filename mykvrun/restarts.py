@@ -19,7 +19,7 @@ class Restarts(NamedTuple):
     pause: float = 1.0
 
     def pause_before(self, number: int) -> float:
-        """Seconds before restart ``number``, counted from 1. Each pause is twice the one before, up to 30 s."""
+        """Seconds before restart ``number``, counted from 1. Each pause is twice the previous one, up to 30 s."""
         return min(self.pause * 2.0 ** min(number - 1, 32), max(self.pause, _LONGEST_PAUSE_S))
 
 

@@ -43,7 +43,7 @@ class EndSignals:
     Attributes
     ----------
     received : int
-        The first signal that has arrived, 0 before.
+        The first signal that has arrived; 0 if none has.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class EndSignals:
             self._launcher = None
 
     def wait(self, seconds: float) -> None:
-        """Wait until the time is over or a signal has arrived."""
+        """Wait for this time, or until a signal has arrived."""
         deadline = time.monotonic() + seconds
         while not self.received and time.monotonic() < deadline:
             time.sleep(min(_LOOK_S, seconds))

@@ -31,7 +31,7 @@ from typing import NamedTuple
 VARIABLE = "MYKVRUN_FOLDER"
 JOINED, END = "joined", "end"
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-_MOST_LETTERS = 500  # of a reason
+_MOST_LETTERS = 500  # longer reasons are cut after this number of characters
 
 _process = os.getpid()
 

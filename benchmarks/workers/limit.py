@@ -22,10 +22,10 @@ from .job import Job, Series, timed
 from .meeting import Meeting
 
 KERNELS = ("plain", "prefetching", "streaming", "blocks")
-MANY_KERNELS = ("plain", "blocks")  # of more than two arrays
+MANY_KERNELS = ("plain", "blocks")  # the kernels for more than two arrays
 PAGES = ("normal pages", "huge pages where allowed")
 _IN_A_ROW = 400
-_ALIGNMENT = 2 << 20  # of huge pages
+_ALIGNMENT = 2 << 20  # the size of a huge page
 
 
 class Limit:

@@ -17,7 +17,7 @@ _PATIENCE_S = 120.0
 
 
 class Meeting:
-    """One rank's place.
+    """One rank's access to the file.
 
     Parameters
     ----------

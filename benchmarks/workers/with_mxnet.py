@@ -205,7 +205,7 @@ class Measurements:
         yield from times.items()
 
     def late(self, case: dict[str, Any], meeting: Meeting) -> Series:
-        """Share of a core that rank 0 uses while it waits 'seconds' for the others, which are late with a pushpull."""
+        """Share of a core that rank 0 uses while it waits in pushpull, which the other ranks call 'seconds' later."""
         array = mx.nd.ones((1024,))
         self._peer.pushpull(case["id"], array)
         array.wait_to_read()

@@ -185,7 +185,7 @@ void Agreement::take_verdict(Message m) {
   if (has_result) results_[key] = std::move(m.values);
   if (table_.agree(m.key, m.number, m.error, m.placement, has_result)) return;
   results_.erase(key);
-  // The other hosts begin the operation, so this rank fails, and its failure tells them that this host does not.
+  // The other hosts begin the operation, but this host cannot. So this rank fails, and its failure tells them so.
   if (table_.departed_rank() >= 0) throw table_.departed();
 }
 
@@ -384,7 +384,7 @@ std::vector<char> Agreement::combined(const Pending& pending, bool whole) const 
 // Gives verdicts to ready operations within most_bytes_. At least two operations, however large, have a verdict and are
 // not done: otherwise the network would be idle while the next verdict is sent. Once the limit is reached, verdicts
 // wait until half of the bytes are done, so that several verdicts share messages. When a rank has left, all ready
-// operations get their verdict, since all hosts announced them before.
+// operations get their verdict, since all hosts have already announced them.
 void Agreement::give_verdicts() {
   if (under_way_.bytes.size() < 2 || under_way_.all_bytes <= most_bytes_ / 2) under_way_.is_full = false;
   while (!ready_.empty()) {

@@ -21,7 +21,7 @@ class Inquiry {
         answers_(world.control(), kAnswerTag),
         sendings_(world.control()) {}
 
-  // The answer of another host.
+  // An answer from another host.
   struct Answer : OperationStates {
     int host = 0;
   };

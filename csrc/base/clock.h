@@ -10,8 +10,8 @@ namespace mykv {
 // Nanoseconds of a clock that all processes of a host share.
 inline int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
-// The same clock with a resolution of some milliseconds. Reading it costs only a few nanoseconds, since every operation
-// reads it for its age.
+// The same clock with a resolution of a few milliseconds. Reading it costs only a few nanoseconds, since every
+// operation reads it for its age.
 inline int64_t coarse_now_ns() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);

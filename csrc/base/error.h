@@ -87,7 +87,7 @@ inline Error system_error(const std::string& what) { return Error(what + ": " + 
 
 // The Error that says that a rank has left.
 
-// The text of messages when a rank leaves. A reason that begins with "ended with " tells how its script ended.
+// The text of messages when a rank leaves. A reason that begins with "ended with " says how its script ended.
 inline std::string departure_text(int rank, const std::string& reason) {
   const bool is_end = reason.rfind("ended with ", 0) == 0;
   return "rank " + std::to_string(rank) + (is_end ? " " : " has left: ") + reason;

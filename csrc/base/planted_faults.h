@@ -8,9 +8,9 @@
 
 namespace mykv::testing {
 
-// mpi: an MPI call fails. memory: there is no memory for the exchange between hosts. message: a message of another host
-// is damaged. notice: the notice of a leaving rank to other hosts is lost. late: a thread that posts is delayed by half
-// a second before it arrives. ring: a thread that has changed a host's table is delayed by three seconds before it
+// mpi: an MPI call fails. memory: there is no memory for the exchange between hosts. message: a message from another
+// host is damaged. notice: the notice of a leaving rank to other hosts is lost. late: a thread that posts is delayed by
+// half a second before it arrives. ring: a thread that has changed a host's table is delayed by three seconds before it
 // rings the bells of the ranks that wait for the change. linger: a thread that posts lingers for ten seconds. entries:
 // there is no memory for more entries of the table.
 enum class Fault { mpi, memory, message, notice, late, ring, linger, entries };

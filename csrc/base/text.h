@@ -7,7 +7,7 @@
 
 namespace mykv {
 
-// The longest beginning of at most `most` bytes that ends with a whole character.
+// The longest prefix of at most `most` bytes that does not cut a character.
 std::string_view beginning(std::string_view text, size_t most);
 // Copies as much of a text as fits, zero-terminated; never cuts a character.
 void set_text(char* to, size_t capacity, std::string_view text);

@@ -34,7 +34,7 @@ size_t sparse_bytes(const Piece& piece, size_t kept);
 template <class T>
 void write_sparse(const Piece& piece, const T* values, const uint32_t* indices, size_t kept, T factor, char* payload);
 
-// Writes all elements: the elements of the payload, and zeros otherwise. Throws Error if an index is out of the piece.
+// Writes all elements: the elements of the payload, and zeros otherwise. Throws Error if an index is outside the piece.
 template <class T>
 void read_sparse(const Piece& piece, const char* payload, size_t kept, T* values);
 
@@ -187,11 +187,12 @@ Key<T> key_of(T value) {
   return bits & (static_cast<Key<T>>(~Key<T>{0}) >> 1);
 }
 
-// Estimates a key that slightly more than k elements reach, from a sample of elements at even distances.
+// Estimates a key that slightly more than k elements reach, from a sample of evenly spaced elements.
 template <class T>
 Key<T> guess_bound(const T* values, size_t count, size_t k, std::vector<Key<T>>& sample) {
   const double expected = static_cast<double>(kSample) * static_cast<double>(k) / static_cast<double>(count);
-  const auto rank = static_cast<size_t>(expected + 3 * std::sqrt(expected) + 8);  // three standard deviations more
+  const auto rank =
+      static_cast<size_t>(expected + 3 * std::sqrt(expected) + 8);  // plus three standard deviations, and some room
   if (count < 4 * kSample || rank >= kSample / 2) return 0;
   sample.resize(kSample);
   const size_t distance = count / kSample;
@@ -230,7 +231,8 @@ std::shared_ptr<const Compressor> make_topk(Parameters& parameters) { return std
 
 namespace {
 
-// A key that at least k of `count` random keys reach almost surely: six standard deviations more are expected.
+// A bound that at least k of `count` random keys almost surely reach: the expected number of keys that reach it is k
+// plus six standard deviations.
 uint32_t bound_of_random_keys(size_t count, size_t k) {
   const auto wanted = static_cast<double>(k) + 6 * std::sqrt(static_cast<double>(k)) + 16;
   const double share = wanted / static_cast<double>(count);

@@ -13,7 +13,7 @@ namespace mykv::gpu {
 
 namespace {
 
-// Never destroyed, since CUDA may have shut down before.
+// Never destroyed, since CUDA may have shut down already.
 struct Store {
   std::mutex mutex;
   std::map<int, std::vector<CudaEvent>> events;  // events that are not in use, by device

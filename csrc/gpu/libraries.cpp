@@ -78,7 +78,7 @@ int Cuda::driver_version() const {
 int Cuda::device_count() const {
   int count = 0;
   if (get_device_count_(&count) == kSuccess) return count;
-  get_last_error();  // no driver, or no device: cleared, since the next caller of CUDA would get the error
+  get_last_error();  // no driver, or no device: cleared, so that the next CUDA call does not return it
   return 0;
 }
 
@@ -145,7 +145,7 @@ Libraries& instance() {
   return libraries;
 }
 
-// Loads the first candidate that has `probe` and can be used; otherwise *problem tells why no existing candidate can be
+// Loads the first candidate that has `probe` and can be used; otherwise *problem says why no existing candidate can be
 // used.
 template <class Api>
 void load_one(const char* what, const char* probe, const std::vector<std::string>& candidates,

@@ -15,7 +15,7 @@ namespace mykv::gpu {
 
 namespace {
 constexpr auto kPatience =
-    std::chrono::seconds(30);  // patience with zeroing; the GPU may have much work queued before it
+    std::chrono::seconds(30);  // how long zeroing may take; much other work may be queued before it
 
 thread_local bool g_must_not_wait = false;
 
@@ -35,7 +35,7 @@ Memory::Memory(int device, size_t bytes) : device_(device), bytes_(std::max<size
   const DeviceScope scope(device);
   api.check(api.malloc(&address_, bytes_), "cudaMalloc");
   try {
-    // Any stream may write the memory first, so the zeros must be complete before.
+    // Any stream may be the first to write the memory, so the zeros must be complete before this constructor returns.
     Stream stream(device);
     api.check(api.memset_async(address_, 0, bytes_, stream.get()), "cudaMemsetAsync");
     const std::shared_ptr<const Event> zeroed = stream.record();
@@ -76,7 +76,7 @@ constexpr size_t kLeast = size_t{256} << 10;
 
 }  // namespace
 
-// Powers of two, to have few sizes.
+// Powers of two, so that there are few different sizes.
 size_t PinnedSlots::rounded(size_t bytes) {
   size_t size = kPage;
   while (size < bytes) size *= 2;

@@ -13,11 +13,12 @@ class FreeRanges {
  public:
   // Adds a range. It must not overlap any free range.
   void add(size_t begin, size_t bytes);
-  // The begin of the smallest range of at least `bytes`; of several such ranges, of the range with the lowest address.
+  // The start of the smallest range of at least `bytes` bytes; of equally small ranges, the one with the lowest
+  // address.
   std::optional<size_t> find(size_t bytes) const;
   // Takes `bytes` from the range that begins at `begin`; the rest of the range stays free.
   void take(size_t begin, size_t bytes);
-  // Takes the range that ends at `end`, if there is such a range; returns its begin, or `end`.
+  // Takes the range that ends at `end`, if there is such a range; returns its start, or `end`.
   size_t take_before(size_t end);
 
  private:
@@ -25,7 +26,7 @@ class FreeRanges {
   void insert(size_t begin, size_t bytes);
   void erase(ByAddress::iterator range);
 
-  ByAddress bytes_;                            // bytes of each range, by its begin
+  ByAddress bytes_;                            // bytes of each range, by its start
   std::set<std::pair<size_t, size_t>> sizes_;  // the same ranges as (bytes, begin)
 };
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kPage = 4096;                // slots of a page and more start on a page
 constexpr size_t kSmallest = 256;             // below that, cache lines and bookkeeping dominate
-constexpr size_t kCoarse = size_t{64} << 10;  // larger sizes are rounded up to multiples of it, to have few sizes
+constexpr size_t kCoarse = size_t{64} << 10;  // larger sizes are rounded up to multiples of it: few sizes
 // Larger slots give their memory back to the system when they are released: gradients, not staging.
 constexpr size_t kLarge = size_t{4} << 20;
 constexpr size_t kMostWarm = size_t{16} << 20;   // free memory that is kept for the next operation

@@ -27,7 +27,7 @@ namespace mykv {
 
 // From now on a fork of this process remaps the range privately. Pages that the child has not written show the other
 // processes' writes. A fork costs one system call per range. `fd`: the descriptor that is mapped there, from its
-// beginning; it is open as long as the range.
+// beginning; it must stay open as long as the range exists.
 void private_in_forks(char* base, size_t bytes, int fd);
 // Call this before the range is unmapped.
 void no_longer_private_in_forks(const char* base);

@@ -39,7 +39,7 @@ class Segment {
   void commit(size_t offset, size_t bytes) const;
   // Gives the memory of whole pages back to the system; the pages read as zeros afterwards.
   void discard(size_t offset, size_t bytes) const;
-  // Zeroes those of the pages that have memory. The pages keep their memory.
+  // Zeroes the pages that have memory, and keeps their memory.
   void clear(size_t offset, size_t bytes) const;
   // Never unmaps the segment: MPI, a GPU or another thread may still write to it.
   void keep_forever() { owned_ = false; }

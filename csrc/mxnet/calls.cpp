@@ -263,8 +263,8 @@ void push_broadcasts(const Common& common, Handle input, Handle output, const De
   push(common, std::move(call));
 }
 
-// Whether the exchange is one NCCL operation from each rank to each rank. All ranks choose alike: they have agreed on
-// the locations of their arrays, and all ranks can use NCCL or none.
+// Whether the exchange is one NCCL operation from each rank to each rank. All ranks make the same choice: they have
+// agreed on the locations of their arrays, and all ranks can use NCCL or none.
 bool goes_as_one(const Common& common, const Devices& devices) {
   const std::shared_ptr<const DeviceMemory> memory = devices.memory();
   Operation operation = common.operation;

@@ -114,7 +114,7 @@ void tell_devices(std::string* one, std::string* other) {
   text.insert(at, " on CPU");
 }
 
-constexpr size_t kMostShown = 300;  // bytes of each of two texts
+constexpr size_t kMostShown = 300;  // bytes to show of each of the two texts
 constexpr size_t kHeadShown = 110;
 constexpr size_t kBefore = 30;  // bytes before the difference
 constexpr size_t kMostDigits = 9;

@@ -28,7 +28,8 @@ constexpr char kBetweenOptions = '\x1e';
 std::string shown(const std::string& signature);
 std::string shown_name(const std::string& name, const std::string& signature = {});
 // The message about two ranks with different signatures. If their labels differ, it shows only the options that
-// differ; otherwise, if their arrays differ, the label and the arrays. Of long texts it shows where they differ.
+// differ; otherwise, if their arrays differ, the label and the arrays. If texts are long, it shows the part where they
+// differ.
 std::string difference(const std::string& name, int rank, const std::string& signature, int other_rank,
                        const std::string& other_signature);
 

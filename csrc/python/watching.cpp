@@ -39,7 +39,7 @@ Watching* g_watching = new Watching;
 
 bool watches_elsewhere() { return g_watching->forks != fork_number(); }
 
-// The time between two looks: short enough for the shorter limit, and to notice that this process itself was stopped.
+// The time between two checks: short enough for the shorter limit, and to notice that this process itself was stopped.
 std::chrono::duration<double> look_every(const StallLimits& limits) {
   double seconds = 1;
   for (double limit : {limits.warn_seconds, limits.abort_seconds}) {

@@ -19,7 +19,7 @@ class WithoutGil {
   ~WithoutGil() {
     try {
       PyEval_RestoreThread(state_);
-    } catch (...) {  // nothing but pthread_exit() comes here: Python throws no C++ exceptions
+    } catch (...) {  // only pthread_exit() ends up here: Python throws no C++ exceptions
       for (;;) ::pause();
     }
   }

@@ -11,7 +11,7 @@ namespace mykv {
 
 namespace {
 
-constexpr int64_t kPartWritersNs = 1000000000;  // patience with ranks that write into a failed part's arrays
+constexpr int64_t kPartWritersNs = 1000000000;  // how long to wait for ranks that write into a failed part's arrays
 
 }  // namespace
 

@@ -22,11 +22,11 @@ constexpr int64_t kIdlePollUs = 10000;
 constexpr int64_t kDrainNs = 2000000000;  // how long MPI may keep messages queued after the last operation
 constexpr int64_t kRetryUs = 1000;        // pause when the host's table, or this rank's share of memory, is full
 constexpr int64_t kGpuPollUs = 200;       // interval between checks of copies, and of the streams that copies wait for
-constexpr int64_t kLookNs = 100000000;    // longest interval between looks for questions of other hosts
+constexpr int64_t kLookNs = 100000000;    // longest interval between checks for questions from other hosts
 constexpr int64_t kSleepUs = 1000000;     // upper bound of any sleep
 constexpr unsigned long kSlackNs = 1000;  // timer slack of short sleeps; Linux's default is 50 us
-// Sleep of an idle rank if there are several hosts. A process that does not look at the network for 500 ms counts as
-// stopped.
+// Sleep of an idle rank if there are several hosts. A process that does not look at the network for 500 ms is
+// considered stopped.
 constexpr int64_t kRestUs = 250000;
 constexpr int64_t kLostPatienceNs = 2000000000;  // wait for the failure detector to name the dead process
 constexpr auto kStandstillPatience =
@@ -94,7 +94,7 @@ void RuntimeThread::work_until_leaving() {
   Standstill standstill;
   for (;;) {
     const uint32_t seen = bell.count();
-    if (!take_loop()) {  // the stand-in rings after it has returned the loop, if work is left
+    if (!take_loop()) {  // a stand-in has the loop; it rings when it gives the loop back and work is left
       bell.wait(seen, context_.several_hosts() ? kIdlePollUs : kSleepUs);
       continue;
     }
@@ -183,8 +183,8 @@ bool RuntimeThread::stand_in_rounds(const std::function<bool()>& over, int64_t u
   }
 }
 
-// Whether the runtime's thread must continue itself: this rank leaves or fails, asks other hosts, or waits for a point
-// in time, at which no bell rings.
+// Whether the runtime's thread must take the loop back from a stand-in: this rank leaves or fails, a command of another
+// thread is pending, or work must be retried after a pause, whose end rings no bell.
 bool RuntimeThread::needs_thread() const {
   return commands_.leaving() || commands_.pending() || context_.table.departed_rank() >= 0 || lacks_only_time();
 }
@@ -219,7 +219,7 @@ bool RuntimeThread::work() {
   if (context_.nccl) advanced |= context_.nccl->progress();
   if (context_.agreement.speaks()) {
     worked |= context_.agreement.progress();
-    // Other hosts wait only a few seconds for an answer, so a busy rank looks for questions too.
+    // Other hosts wait only a few seconds for an answer, so even a busy rank checks for questions.
     const int64_t now = coarse_now_ns();
     if (!worked || now - looked_ > kLookNs) {
       looked_ = now;

@@ -3,8 +3,8 @@
 //
 // One thread at a time holds the loop. Only the holder uses the members of this class; in other comments "the runtime's
 // thread" is the holder. The other thread sleeps, and the bell wakes the stand-in while there is one. After a stand-in
-// has returned the loop, it rings the bell for the runtime's thread if the bell rang since its last look, or if work is
-// left. docs/model/loop.pml checks that no ring is lost.
+// has returned the loop, it rings the bell for the runtime's thread if the bell has rung since it last checked, or if
+// work is left. docs/model/loop.pml checks that no ring is lost.
 #pragma once
 
 #include <atomic>
@@ -75,11 +75,11 @@ class RuntimeThread {
   std::atomic<bool> loop_taken_{false};  // a thread holds the loop
   std::exception_ptr failure_;           // a stand-in's exception, for the runtime's thread
   bool worked_ = false;                  // the thread has worked since its last wait
-  bool rests_ = false;                   // the thread sleeps for longer than messages of other hosts should wait
+  bool rests_ = false;                   // the thread sleeps for longer than messages from other hosts should wait
   bool advanced_ = false;                // an open operation has advanced since the last check
   int64_t awake_since_ = 0;              // start of this waking period; 0: asleep, or the timeline marks no cycles
   int64_t flowed_ = 0;                   // last time with work; coarse_now_ns()
-  int64_t looked_ = 0;                   // last look for questions of other hosts; coarse_now_ns()
+  int64_t looked_ = 0;                   // last check for questions from other hosts; coarse_now_ns()
 };
 
 }  // namespace mykv

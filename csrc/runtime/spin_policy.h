@@ -54,7 +54,7 @@ class SpinPolicy {
     until_.store(now_ns() + kSpinNs, std::memory_order_relaxed);
     return true;
   }
-  // Spins until the bell rings, until the granted time is over, or until `until_ns` (now_ns()). Returns whether the
+  // Spins until the bell rings, until the granted time has passed, or until `until_ns` (now_ns()). Returns whether the
   // bell rang. Only for the runtime's thread.
   bool spin(const Bell& bell, uint32_t seen, int64_t until_ns);
 

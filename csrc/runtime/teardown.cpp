@@ -15,7 +15,7 @@ namespace mykv {
 namespace {
 
 constexpr int64_t kPatienceUs = 1000000;  // how long to wait for the table's lock
-// How long to wait for chunks of failed operations that other ranks have begun.
+// How long to wait until other ranks have ended the chunks of failed operations that they had begun.
 constexpr int64_t kWritersNs = 1000000000;
 constexpr int64_t kLostWritersNs = 200000000;  // the same, if a process with such a chunk may have died
 constexpr int64_t kFlushNs = 20000000;         // time for MPI to put the last messages on the wire

@@ -8,7 +8,7 @@ namespace mykv {
 
 namespace {
 
-constexpr auto kAnswerPatience = std::chrono::seconds(3);  // how long to wait for the answers of other hosts
+constexpr auto kAnswerPatience = std::chrono::seconds(3);  // how long to wait for answers from other hosts
 
 }  // namespace
 

@@ -15,7 +15,7 @@ PartRecord::Interval between(const Stamps& stamps, Stamp from, Stamp to) {
                                                       : PartRecord::Interval{};
 }
 
-// From the begin of the first chunk to the end of the last: on one host several ranks may have reduced chunks of the
+// From the start of the first chunk to the end of the last: on one host several ranks may have reduced chunks of the
 // part.
 PartRecord::Interval reduced_on_host(const Entry& entry, size_t ranks) {
   PartRecord::Interval all;

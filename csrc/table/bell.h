@@ -15,7 +15,7 @@ class Bell {
 
   uint32_t count() const { return count_.load(std::memory_order_seq_cst); }
   void ring();
-  // Sleeps until ring() is called after count() returned `seen`, or until the time is over.
+  // Sleeps until ring() is called after count() has returned `seen`, or until the time limit.
   void wait(uint32_t seen, int64_t timeout_us, Sleeper sleeper = Sleeper::thread);
   // on: ring() wakes the stand-in. off: the runtime's thread.
   void stand_in(bool on);

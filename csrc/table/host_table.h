@@ -54,7 +54,7 @@ struct ArriveResult {
   bool failed = false;         // the entry is done already, with an error
 };
 
-// `count` local ranks, beginning with `first` and going on with rank 0 after the host's last rank.
+// `count` local ranks, beginning with `first` and continuing with rank 0 after the host's last rank.
 struct RankRange {
   int first = 0;
   int count = 0;

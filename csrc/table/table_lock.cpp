@@ -74,7 +74,7 @@ SharedMutex::Result SharedMutex::try_lock(int64_t timeout_us) {
 
 namespace {
 
-// Time between two looks at the lock's holder. A waiting thread counts these waits instead of reading a clock, since
+// Time between two checks of the lock's holder. A waiting thread counts these waits instead of reading a clock, since
 // its process may have been stopped too.
 constexpr int64_t kSliceUs = 50000;
 constexpr int64_t kWritingNs = 100000000;  // writing a verdict takes far less, unless its writer was stopped

@@ -12,7 +12,7 @@
 //   - The holder stays stopped: the stall watch, whose waits all have limits, sees the wait in longest_wait(), warns
 //     with the holder's name, and gives the verdict after MYKV_STALL_ABORT_S. With MYKV_STALL_ABORT_S=0 it only warns.
 //     A rank that leaves or breaks down gives the verdict after some seconds (set_patience()).
-//   - Another rank gives the verdict: the next look sees it.
+//   - Another rank gives the verdict: the next check sees it.
 // A thread of MXNet's engine that arrives at an operation waits for the lock only briefly (Arriving::posting). But if
 // it arrived last and did all the work of a small operation, only this thread can finish the operation: it waits as
 // above.

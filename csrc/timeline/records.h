@@ -27,7 +27,7 @@ enum class Stamp : uint8_t {
 constexpr size_t kStamps = 7;
 
 // One rank's stamps on one operation; 0: not set. Only that rank writes them. A reader that knows that the operation is
-// done sees all stamps that were written before. Any other reader may see an old value.
+// done sees all stamps written until then. Any other reader may see an old value.
 class Stamps {
  public:
   void clear() {

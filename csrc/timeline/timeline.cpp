@@ -27,7 +27,7 @@ constexpr size_t kMany = 20000;  // this number of parts is written without wait
 constexpr size_t kMost = 400000;
 constexpr size_t kTextBytes = 4 << 20;  // bytes of text that are written at once
 constexpr size_t kSpare = 4096;         // records that are kept for reuse
-// After a longer write the file system counts as not answering.
+// If one write takes longer, the file system is considered unresponsive.
 constexpr auto kLongestWrite = std::chrono::seconds(10);
 constexpr int kNice = 10;  // lower priority than training
 

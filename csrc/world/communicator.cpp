@@ -176,7 +176,7 @@ void give_back_communicators(const std::vector<int>& processes, const Communicat
   pairs.push_back(pair);
   if (pairs.size() <= kMost) return;
   // Drops the oldest pair. So all ranks keep the same pairs even if ranks give them back in different orders, and a
-  // pair that another rank never gives back is dropped sometime.
+  // pair that another rank never gives back is eventually dropped.
   const auto older = [](const CommunicatorPair& a, const CommunicatorPair& b) { return a.number < b.number; };
   pairs.erase(std::min_element(pairs.begin(), pairs.end(), older));
 }

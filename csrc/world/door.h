@@ -18,7 +18,7 @@ struct Token {
 
 // Throws Error if the system has no random bytes.
 Token random_token();
-// Compares in constant time, so that the time does not tell where the tokens differ.
+// Compares in constant time, so that the time does not reveal where the tokens differ.
 bool equal(const Token& a, const Token& b);
 
 // How long ranks of one machine wait for each other after all ranks have called the door.

@@ -24,10 +24,10 @@ struct Handover {
   size_t bytes = 0;          // size of the segment
 };
 
-// Collective over `comm`. A failure is a result, so that no rank waits for a rank that failed. Only a failed call of
-// MPI throws, on the rank whose call has failed; the other ranks wait in this function until that rank ends. Rank 0
-// creates a segment of its `bytes` bytes. The other ranks, whose `bytes` is not used, get the segment mapped in
-// *segment. If the system allows no shared memory, rank 0 keeps its segment and the other ranks are separate.
+// Collective over `comm`. A failure is returned, not thrown, so that no rank waits for a rank that failed. Only a
+// failed MPI call throws, on the rank whose call has failed; the other ranks wait in this function until that rank
+// ends. Rank 0 creates a segment of its `bytes` bytes. The other ranks, whose `bytes` is not used, get the segment
+// mapped in *segment. If the system allows no shared memory, rank 0 keeps its segment and the other ranks are separate.
 Handover hand_over(MPI_Comm comm, size_t bytes, Segment* segment);
 
 }  // namespace mykv

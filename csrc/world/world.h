@@ -15,8 +15,8 @@
 
 namespace mykv {
 
-// A host without MPI, whose ranks are threads of one process and share one mapping. Tools that are limited to one
-// process, such as ThreadSanitizer, can so observe all ranks.
+// A host without MPI, whose ranks are threads of one process and share one mapping. So tools that are limited to
+// one process, such as ThreadSanitizer, can observe all ranks.
 
 // Memory for a host whose ranks are threads of this process. It must outlive their worlds.
 class ThreadHost {

@@ -63,7 +63,7 @@ class Workspace:
 class Contribution(NamedTuple):
     """One worker's rows in a sum."""
 
-    shape: tuple[int, ...]  # of the whole array
+    shape: tuple[int, ...]  # the shape of the whole array
     dtype: np.dtype
     indices: np.ndarray  # rows that any device holds: int64, ascending, unique
     devices: Sequence[Rows]
@@ -142,7 +142,7 @@ def allreduce(
     contributions : sequence of Contribution
         The same number on all workers, of the same shapes and dtypes.
     counts : ndarray of int64, shape (size, len(contributions))
-        How many rows each worker contributes; the workers have exchanged these numbers before.
+        How many rows each worker contributes; the workers have already exchanged these numbers.
     scale : float, optional
         Factor by which the sums are multiplied.
     priority : int, optional

@@ -214,7 +214,7 @@ class Turn:
     def _look(self, look: Callable[[], None] | None, refusals: list[Callable[[], None]]) -> None:
         if look is not None:
             look()
-        # Called again in each look, since the core gives up only a call that has an entry in the host's table.
+        # Called again in each check, since the core gives up only a call that has an entry in the host's table.
         found = deadlock_check.look(self)
         if found is not None:
             refusals[:] = [found]

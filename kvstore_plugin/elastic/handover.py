@@ -24,8 +24,8 @@ class _Told(NamedTuple):
     scopes: list[list[str]]
     names: list[bool]  # for each parameter, whether it has values
     training: list[dict[str, Any]]
-    options: list[tuple[int, list[str]]]  # of each trainer
-    memory: Memory  # of Members
+    options: list[tuple[int, list[str]]]  # the options of each trainer
+    memory: Memory  # the attribute of Members
 
 
 def check(values: Mapping[str, Any], trainings: Mapping[str, snapshots.Training]) -> None:

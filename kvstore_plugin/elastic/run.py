@@ -155,7 +155,7 @@ def _train_until_all_return(
             _log.info("%s", growth)
             finished = False
         except (RuntimeError, ValueError, UserWarning) as error:
-            # If another worker's script has raised an exception, the job ends. That worker does not count as dead,
+            # If another worker's script has raised an exception, the job ends. That worker is not considered dead,
             # although its process may already have ended.
             if script_end.is_of_another(error) or failure_detector.lost(_GRACE_S) is None:
                 raise

@@ -73,7 +73,7 @@ class ElasticState:
         self._checkpoint = checkpoint
         self._nets = [member for member in members.values() if isinstance(member, gluon.Block)]
         self._trainers = [member for member in members.values() if isinstance(member, Trainer)]
-        self._number = _NEVER  # of the last commit
+        self._number = _NEVER  # the number of the last commit
         self._members: Members | None = None  # set by run_elastic()
         vars(self).update(members)
         self._own = {name for name in vars(self) if name.startswith("_")} | {"_own", "_copies"}

@@ -275,7 +275,7 @@ class GradientMemory:
         return self._late.get(parameter, "the trainer was created before the last init()")
 
     def in_place(self, parameters: Iterable[Parameter]) -> dict[Bucket, list[Place]]:
-        """The buckets that the trainer can reduce in place, if these are the Parameters that it reduces now.
+        """The buckets that can be reduced in place when the trainer reduces the gradients of these Parameters.
 
         An operation reduces a whole bucket. So all gradients in the bucket must belong to these Parameters, and to one
         group. An earlier trainer may have created the bucket.

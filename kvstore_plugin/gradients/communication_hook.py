@@ -342,7 +342,7 @@ def _meeting_of(name: str) -> str:
 
 
 def _question_of(name: str) -> str:
-    """The name of the question whether all ranks start more operations than expected."""
+    """The name of the operation that asks whether all ranks start more operations than expected."""
     return f"{name}/more"
 
 

@@ -61,7 +61,7 @@ class _State(NamedTuple):
 class _Matrix(NamedTuple):
     """A gradient in one step."""
 
-    gradient: NDArray  # of mx.nd, in its own shape and dtype
+    gradient: NDArray  # an array of mx.nd in the gradient's own shape and dtype
     state: _State
     values: NDArray  # shape (n, m): the gradient plus the error
 

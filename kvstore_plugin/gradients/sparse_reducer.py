@@ -23,7 +23,7 @@ from .reducer import Comparing, SharedReducer, Task
 class _Gradient(NamedTuple):
     label: str
     parameter: Parameter
-    key: int  # of the parameter, in the optimizer on the store
+    key: int  # the parameter's key in the optimizer on the store
 
 
 class SparseReducer(SharedReducer):

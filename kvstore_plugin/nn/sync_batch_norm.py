@@ -252,7 +252,7 @@ def _first_use(process_set: Any) -> operation_names.FirstUse:
 class _Prop(mx.operator.CustomOpProp):
     """Properties of a custom operator for MXNet. The layer's arguments are passed as text."""
 
-    names: ClassVar[tuple[list[str], list[str], list[str]]]  # of inputs, outputs and auxiliary states
+    names: ClassVar[tuple[list[str], list[str], list[str]]]  # names of inputs, outputs and auxiliary states
 
     def __init__(self, scope: str, axis: str, eps: str, momentum: str, fix_gamma: str, use_global_stats: str) -> None:
         super().__init__(need_top_grad=True)

@@ -136,7 +136,7 @@ def _difference(one: Named, digests: np.ndarray, process_set: ProcessSet) -> str
             "ranks."
         )
     kinds, first, counts = np.unique(digests, return_index=True, return_counts=True)
-    # The value of the majority counts as right; in a tie, the value of the lowest rank.
+    # The majority's value is taken to be right; in a tie, the value of the lowest rank.
     right = kinds[np.lexsort((first, -counts))[0]]
     return (
         f"{name} has other values on {_ranks(process_set, digests != right)} than on "

@@ -100,7 +100,7 @@ class StoreOptimizer:
         self.updater = mx.optimizer.get_updater(optimizer)
         self._shards: dict[Hashable, tuple[Shard, ...]] = {}
         self._shapes: dict[Hashable, tuple] = {}
-        self._device_ids: set[int] = set()  # of all weights so far
+        self._device_ids: set[int] = set()  # devices of all weights so far
         self._settings: list[str] = []
         self._labelled: tuple[Any, str] = (None, "")  # cache of label(): its inputs, and the label
 

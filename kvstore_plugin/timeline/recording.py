@@ -98,7 +98,7 @@ def parse(data: bytes, path: str) -> Recording:
     if not data.strip():
         raise TimelineError(f"{path} is empty. Only start_timeline() writes a timeline; this file has none.")
     try:
-        content = json.loads(data.decode())  # of bytes, json would guess the encoding
+        content = json.loads(data.decode())  # decoded here, since json would guess the encoding of bytes
     except (ValueError, RecursionError) as error:  # includes UnicodeDecodeError
         raise TimelineError(f"{path} is not a timeline: it is not JSON ({error}).") from None
     try:

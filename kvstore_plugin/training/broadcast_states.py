@@ -28,7 +28,7 @@ from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from .trainer import DistributedTrainer
 
-# Attributes of an optimizer: its counts of updates, and this worker's names of its parameters.
+# Attributes of an optimizer: its update counts, and the names that this worker has for the parameters.
 _COUNTERS = {"num_update", "begin_num_update", "_index_update_count", "_all_index_update_counts"}
 _OF_THE_WORKER = {"param_dict", "idx2name", "sym_info"}
 

@@ -365,7 +365,7 @@ class OuterOptimizer:
 
 
 def check_state(state: dict[str, NDArray], parameters: Sequence[Parameter], options: OuterOptions) -> None:
-    """Raise a ValueError if velocities from a file do not fit parameters with values."""
+    """Raise a ValueError if velocities from a file do not fit these parameters, which must have values."""
     with_velocity = parameters if options.momentum else []
     own = {str(number): tuple(one._data[0].shape) for number, one in enumerate(with_velocity)}
     held = {key: tuple(value.shape) for key, value in state.items()}

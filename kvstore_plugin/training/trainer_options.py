@@ -98,7 +98,7 @@ class TrainerOptions:
         return self.gradient_predivide_factor if self.sums_of_means else 1.0
 
     def lines(self, optimizer: Any) -> list[str]:
-        """The lines that must be the same on all workers, as an error shows them."""
+        """The options that must be equal on all workers, one per line, as error messages show them."""
         lines = [
             f"prefix={self.prefix!r}",
             f"root_rank={self.root_rank}",

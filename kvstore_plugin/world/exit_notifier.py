@@ -36,7 +36,7 @@ _RANGE_LOCAL = 2  # PMIX_RANGE_LOCAL: the event goes to the launcher on this mac
 _teller: _Teller | None = None
 
 
-Name = Tuple[str, int]  # of a process: the launcher's name for its MPI_COMM_WORLD, and its rank in it
+Name = Tuple[str, int]  # a process's MPI_COMM_WORLD, as the launcher names it, and its rank there
 
 
 def own_name() -> Name | None:

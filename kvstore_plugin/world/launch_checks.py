@@ -50,7 +50,7 @@ _FIRST_SPECIAL_SLURM_STEP = 0xFFFFFFF0
 
 
 def parse_version(text: str) -> tuple[str, str]:
-    """Implementation and major version in a text of ``MPI_Get_library_version``.
+    """Implementation and major version named in the output of ``MPI_Get_library_version``.
 
     Returns
     -------
@@ -65,7 +65,7 @@ def parse_version(text: str) -> tuple[str, str]:
 
 
 def first_line(text: str) -> str:
-    """Name and full version in a text of ``MPI_Get_library_version``."""
+    """Name and full version from the output of ``MPI_Get_library_version``."""
     return " ".join(text.strip("\0 \n").partition("\n")[0].partition(",")[0].split())
 
 
@@ -79,7 +79,7 @@ def check_library(built: str, loaded: str, abi: str = "") -> None:
     Parameters
     ----------
     built, loaded : str
-        Texts of ``MPI_Get_library_version``, of the build and of this process.
+        Outputs of ``MPI_Get_library_version``: of the build's library, and in this process.
     abi : str, optional
         The ABI of a core from a wheel. Such a core was chosen for the loaded library, so there is nothing to compare.
 
@@ -101,7 +101,7 @@ def check_same_library(core: str, mpi4py: str) -> None:
     Raises
     ------
     RuntimeError
-        The two texts of ``MPI_Get_library_version`` differ.
+        The two outputs of ``MPI_Get_library_version`` differ.
     """
     if core.strip("\0 \n") != mpi4py.strip("\0 \n"):
         raise RuntimeError(
@@ -156,7 +156,7 @@ def check_size(mpi_size: int, library: str, environment: Mapping[str, str] = os.
     mpi_size : int
         Size of MPI_COMM_WORLD.
     library : str
-        Text of ``MPI_Get_library_version`` of this process.
+        Output of ``MPI_Get_library_version`` in this process.
     environment : mapping
         Environment variables.
 

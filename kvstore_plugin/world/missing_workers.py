@@ -1,7 +1,7 @@
 """Ends the job if this rank waits in init() for a worker that has ended, and names the worker.
 
 MPI does not report ended ranks to ranks that wait in MPI_Init or in init()'s first messages. So a thread checks the
-processes of this host. An ended worker on another host is not noticed: then a warning after MYKV_STALL_WARN_S tells how
+processes of this host. An ended worker on another host is not noticed: then a warning after MYKV_STALL_WARN_S says how
 long init() has waited.
 """
 

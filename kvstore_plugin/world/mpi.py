@@ -204,14 +204,14 @@ def ranks_of_group(group: Any, ranks: Sequence[int], other: Any) -> list[int]:
 
 
 def part_of(comm: Any, group: Any, ranks: Sequence[int], world_is_whole: bool = True) -> Any:
-    """A new communicator of some processes of `group`, which are in `comm`. Collective over these processes only.
+    """A new communicator for some processes of `group`, all of them in `comm`. Collective over these processes only.
 
     `world_is_whole` is False when a process of MPI_COMM_WORLD has died: then MPI_COMM_WORLD cannot be used.
     """
     from mpi4py import MPI
 
     part = group.Incl(list(ranks))
-    # MPI_COMM_WORLD is preferred, since users cannot free it; spawned processes have a MPI_COMM_WORLD of their own.
+    # MPI_COMM_WORLD is preferred, since users cannot free it; spawned processes have their own MPI_COMM_WORLD.
     world = MPI.COMM_WORLD.Get_group()
     everywhere = MPI.UNDEFINED not in MPI.Group.Translate_ranks(group, list(range(group.Get_size())), world)
     made = (MPI.COMM_WORLD if everywhere and world_is_whole else comm).Create_group(part, _TAG)

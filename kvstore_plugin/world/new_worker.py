@@ -14,7 +14,7 @@ import runpy
 import signal
 import sys
 
-TAG_HELLO = 32003  # of the message with this process's identity, to each living worker
+TAG_HELLO = 32003  # tag of the message that tells each living worker this process's identity
 MARK = "_MYKV_NEW_WORKER"  # variable with the new worker's pid, so that child processes do not count as new workers
 
 

@@ -51,7 +51,7 @@ _has_started = False  # whether this process has started new workers
 
 
 def is_respawned() -> bool:
-    """Whether this process is a new worker, which `run_elastic` has started in a job that had begun before.
+    """Whether this process is a new worker, which `run_elastic` has started in a running job.
 
     The script of a new worker runs from its beginning, with `rank` 0 and `size` 1 until it calls run_elastic(). Check
     is_respawned() before one-time setup.

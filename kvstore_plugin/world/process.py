@@ -49,7 +49,7 @@ _ABORT_APART_S, _MOST_APART_S = 0.5, 5.0
 # Interval at which a wait for other ranks lets Python handle Ctrl-C.
 _SIGNAL_CHECK_S = 0.2
 _LEAST_DRAIN_S = 1.0  # time for MXNet's engine to finish after the core has ended all operations
-# A long wait looks for its cause after this time, and again after pauses of up to this length: a look asks all hosts.
+# A long wait checks for its cause after the first time, then at intervals up to the second: a check asks all hosts.
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 2.0, 30.0
 _NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 
@@ -81,7 +81,7 @@ recoveries = 0  # number of calls of join_again() since init()
 job = ""  # a text that is the same on all ranks since init() and differs between jobs
 _comm: MPI.Comm | None = None
 _last_comm: MPI.Comm | None = None  # the _comm of the last init()
-_group: MPI.Group | None = None  # of _comm, which the user may free
+_group: MPI.Group | None = None  # the group of _comm; the user may free _comm
 _groups: dict[int, Any] = {}  # by `generation`: the new _group, where it has changed
 _machines: tuple[Any, list[str]] = (None, [])  # the _group of the last init(), and the machine of each of its ranks
 _ended_before: dict[str, int] = {}  # by code: operations that had failed before the last init() because a rank had left

@@ -11,7 +11,7 @@ from typing import Sequence, Tuple
 
 _SYS_PIDFD_OPEN = 434  # the same on all architectures; for Python 3.8, and builds without os.pidfd_open
 
-Identity = Tuple[Tuple[str, str], int]  # of a process: its machine, and its pid
+Identity = Tuple[Tuple[str, str], int]  # identifies a process by its machine and its pid
 
 
 def this_process() -> Identity:

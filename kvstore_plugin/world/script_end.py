@@ -22,7 +22,7 @@ from mykvrun import worker_notes
 _ABORT_AFTER_S = 5.0
 # A rank that fails because another rank has failed gives that rank this long to end the job itself.
 _FIRST_S = 2.0
-_MOST_CHARACTERS = 160  # of an exception's first line
+_MOST_CHARACTERS = 160  # an exception's first line is cut after this number of characters
 _INTERRUPTED = 130  # the status of a program that Ctrl-C has ended
 _ENDED = "ended with "  # prefix of a departure's reason, which the core reports as "rank 1 ended with ..."
 _OF_OTHER = re.compile(r"rank \d+ ended with (?:sys\.exit\((?:(?P<status>\d+)\))?|(?P<kind>\w+))")
@@ -38,7 +38,7 @@ class End(NamedTuple):
 
     text: str  # "ended with KeyError: 'label'"
     status: int
-    follows: bool = False  # the exception came from another rank, which has failed before
+    follows: bool = False  # the exception came from another rank, which failed first
 
 
 _failure: End | None = None  # an uncaught exception
@@ -175,7 +175,7 @@ def is_of_another(error: BaseException) -> bool:
 
 
 def _line_of_other(value: Any) -> str:
-    """The line of an exception's text that tells how another rank has ended, or ""."""
+    """The line of an exception's text that says how another rank has ended, or ""."""
     with contextlib.suppress(Exception):  # str() may run code of the program
         return next((line for line in str(value).splitlines() if _OF_OTHER.search(line)), "")
     return ""

@@ -45,7 +45,7 @@ void Chunk::begin() {
   if (phase_ == Phase::exchange) begin_exchange();
 }
 
-// This host's sums, from an element onwards.
+// This host's sums, starting at an element.
 const char* Chunk::own(size_t element) const {
   return sums_ == nullptr ? exchange_.own(element) : sums_ + (element - begin_) * item_size(exchange_.sum_type(me()));
 }

@@ -14,14 +14,14 @@ namespace mykv {
 namespace {
 
 constexpr size_t kMostChunks = 256;       // most chunks under way, which are polled together
-constexpr int64_t kHearNs = 10000000;     // longest interval between looks for notices while messages arrive
-constexpr int64_t kAwayNs = 500000000;    // a longer gap between two looks means that this process was stopped
+constexpr int64_t kHearNs = 10000000;     // longest interval between checks for notices while messages arrive
+constexpr int64_t kAwayNs = 500000000;    // a longer gap between two checks means that this process was stopped
 constexpr int64_t kListenNs = 100000000;  // how long this rank then polls for notices only
 // Most bytes of an operation whose values are sent in the agreement's messages: of one host, and of all hosts (or of
 // the fan-out) together. For more bytes an exchange of slices is faster, although it needs two more messages in a row.
 constexpr size_t kCarriedBytes = 16 << 10;
 constexpr size_t kAllCarriedBytes = 32 << 10;
-constexpr int kLooks = 16;  // looks in one call; each advances a few messages
+constexpr int kLooks = 16;  // checks for notices in one call; each advances a few messages
 
 }  // namespace
 
@@ -110,7 +110,7 @@ bool MpiTransport::progress() {
     return requests_.poll();
   }
   // While this process was stopped, other ranks may have given up its operations, and reused the memory that they had
-  // sent from. They have sent notices before that.
+  // sent from. Before that, they have sent notices.
   if (away) listen_until_ = now + kListenNs;
   if (now < listen_until_) {
     for (int look = 0; look < kLooks; ++look) require_all();

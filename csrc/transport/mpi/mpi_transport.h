@@ -98,7 +98,7 @@ class MpiTransport : public Transport {
   std::optional<Departed> departed_;  // from the first notice
   int64_t looked_ = 0;        // when this rank last looked at the network; coarse_now_ns(), like the next two members
   int64_t heard_at_ = 0;      // when this rank last looked for notices
-  int64_t listen_until_ = 0;  // until this time this rank only looks for notices
+  int64_t listen_until_ = 0;  // until this time this rank only checks for notices
   struct Notice {
     std::vector<char> bytes;
     std::vector<MPI_Request> requests;

@@ -1,6 +1,6 @@
 // The GPUs of all ranks in an operation, and the communicator over these GPUs. Both are determined once for each digest
-// of all placements (plan.h), by nonblocking collective MPI calls in the order of launches, which is
-// the same on all ranks. The ids of communicators are exchanged in the same way.
+// of all placements (plan.h), by nonblocking collective MPI calls. All ranks make these calls in the same order, the
+// order of launches. The ids of communicators are exchanged in the same way.
 #pragma once
 
 #include <map>

@@ -54,7 +54,7 @@ struct PlannedCall {
   int peer = 0;  // the root, or the other side of a send or receive: its NCCL rank
 };
 
-// The work of one GPU, in the order of the members.
+// The work of one GPU: the members `before`, `calls` and `after`, done in this order.
 struct PlannedLane {
   size_t local = 0;  // index among this rank's GPUs in the communicator
   std::vector<PlannedCopy> before;
