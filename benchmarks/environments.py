@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HOME = Path(os.environ.get("BENCH_HOME") or ROOT / ".bench").resolve()
 
 HOROVOD = "horovod==0.28.1"
-# Horovod 0.28.1 builds with these only; MXNet needs the old numpy, see setup.py.
+# Horovod 0.28.1 builds only with these; MXNet needs the old numpy, see setup.py.
 HOROVOD_NEEDS = [
     "pip>=22", "setuptools<66", "wheel", "cmake<4", "numpy<1.24", "mxnet==1.9.1",
     "mpi4py>=4", "cffi", "cloudpickle", "psutil", "pyyaml",

@@ -28,12 +28,12 @@ class Item:
 
 
 def run(plan: list[Item], results: Results, rounds: int, deadline: float | None = None) -> int:
-    """Run the plan for some rounds, beginning each with another item; returns the number of rounds.
+    """Run the plan for some rounds, each beginning with another item; returns the number of rounds.
 
     Parameters
     ----------
     deadline : float, optional
-        time.monotonic() No round begins that would end later, if it took as long as the previous one.
+        As time.monotonic() counts. No round begins that would end later if it took as long as the previous one.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that launch() ends its processes
     turns = [[item for item in plan if item.rounds is None or number < item.rounds] for number in range(rounds)]

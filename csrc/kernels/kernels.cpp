@@ -1,4 +1,4 @@
-// Chooses the instruction set once, and removes the cases that need no kernel.
+// Chooses the instruction set once, and handles the cases that need no kernel.
 #include "kernels/kernels.h"
 
 #include <algorithm>

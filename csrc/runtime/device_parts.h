@@ -30,7 +30,7 @@ class DeviceParts {
   void begin(Part part);
   // Begins to copy the result of a part out, after all ranks have reduced it. A part with an error only ends.
   void copy_out_and_leave(const Part& part, const Failure& error);
-  // Enters parts that have been copied in into the host's table, and ends parts that have been copied out.
+  // Enters a part in the host's table when it has been copied in, and ends a part when it has been copied out.
   bool progress();
   bool copying() const { return !in_.empty() || !out_.empty(); }
 

@@ -24,7 +24,7 @@ constexpr uint32_t kBuckets = 1 << 16;  // number of hash chains
 constexpr uint32_t kNone = 0;           // chains hold index + 1, so that zeroed memory is an empty table
 constexpr uint64_t kForgone = ~uint64_t{0};
 constexpr int64_t kCommitAgainNs = 100000000;  // pause after a lack of memory for entries
-// Longest wait for the launch order, which a rank locks for nanoseconds.
+// Longest wait for the launch order, which a rank normally locks only for nanoseconds.
 constexpr int64_t kLaunchPatienceNs = 5000000000;
 constexpr int64_t kLaunchWaitUs = 50;         // the same while this rank holds the table's lock
 constexpr useconds_t kLaunchPauseUs = 1000;   // between two such waits: other ranks use the table meanwhile

@@ -18,9 +18,9 @@ struct Handover {
   };
   Result result = Result::joined;
   std::string failure;
-  // On a first rank that keeps its segment for itself: why the segment cannot be shared.
+  // On the first rank of a group, if it keeps its segment for itself: why the segment cannot be shared.
   std::string why_memory_is_not_shared;
-  int rejected_callers = 0;  // on a first rank: processes that asked for its segment and do not belong to this job
+  int rejected_callers = 0;  // on the first rank of a group: processes outside of this job that asked for its segment
   size_t bytes = 0;          // size of the segment
 };
 

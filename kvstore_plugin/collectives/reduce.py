@@ -329,7 +329,7 @@ def reducescatter(
     Returns
     -------
     NDArray
-        A new array of shape (n // size, ...), with one row more on the lowest n % size ranks. The results of all ranks,
+        A new array of shape (n // size, ...), with one more row on the lowest n % size ranks. The results of all ranks,
         concatenated in the order of ranks, are the result of `allreduce`. It may be used at once: the engine makes
         readers wait for its values.
 

@@ -51,7 +51,7 @@ def forget(process_set: Any, scope: str, generation: int, comes_back: bool = Fal
 
 
 def numbered(process_set: ProcessSet, kind: str) -> str:
-    """The prefix of the operations' names for the members' next object of a kind.
+    """The name prefix for the operations of the next object of a kind that the members create.
 
     Parameters
     ----------

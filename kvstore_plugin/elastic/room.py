@@ -55,7 +55,7 @@ class Room:
         self._looked = -_EVERY_S
         self._tried: dict[str, int] = {}
         self._told = ""  # the last warning, which is not repeated
-        self._failed: dict[str, int] = {}  # slots with which the start of workers has failed
+        self._failed: dict[str, int] = {}  # the slots of each host when workers could last not be started
 
     def growth(self, size: int) -> Growth | None:
         """The workers that a job of `size` workers can start now.

@@ -44,7 +44,8 @@ class DenseReducer(PlannedReducer):
 
     def __init__(self, task: Task, memory: GradientMemory | None = None) -> None:
         super().__init__(task, memory)
-        self._to_update: list[tuple[Operation, set[int] | None]] = []  # this step's operations, and keys; None: all
+        # This step's operations, each with the keys to update; None: all keys.
+        self._to_update: list[tuple[Operation, set[int] | None]] = []
         self._sums = SumsCheck()
         self._compares = Comparing.NOTHING  # the argument of the last allreduce()
         self._fence = Fence(self._parameters, task.scope)  # for update(), whose compare() involves all arrays

@@ -25,7 +25,7 @@ from ..world.process_set import ProcessSet, global_process_set
 from .aux_params import is_auxiliary
 from .naming import Named, arrays_of, described, named_values
 
-# Special values instead of a digest, which is above 0.
+# Special values in place of a digest; a digest is above 0.
 _WITHOUT_VALUES, _DEVICES_DIFFER = 0, -1
 
 # For the first Parameter of calls with `every`: the number of these calls, by the scope of the process set. Each set

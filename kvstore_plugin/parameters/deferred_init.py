@@ -105,7 +105,7 @@ def has_lasting(parameter: Parameter) -> bool:
 
 
 def times(parameter: Parameter) -> int:
-    """Number of the Parameter's initializations with a broadcast that happens at every initialization."""
+    """How often the Parameter has been initialized with a lasting broadcast, which every initialization repeats."""
     return _times.get(parameter, 0)
 
 

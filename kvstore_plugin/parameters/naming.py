@@ -26,7 +26,7 @@ class WrongParameters(TypeError, ValueError):
 def described(name: str, value: Any) -> str:
     """A Parameter or an array, by its name on all ranks and in this process, at the beginning of a message."""
     own = getattr(value, "name", name)
-    # If ranks number parameters, the name is 'parameter 3'.
+    # Where ranks match parameters by position, the name is, for example, 'parameter 3'.
     start = "" if name.startswith("parameter ") else "parameter "
     return f"{start}{name}".replace("p", "P", 1) + ("" if own == name else f" ({own})")
 

@@ -42,7 +42,7 @@ def latecomers(recordings: list[Recording], shifts: list[int]) -> tuple[list[Lat
     calls = {recording.rank: by_key(recording) for recording in recordings}
     found: dict[int, Lateness] = {}
     seen: set[Key] = set()
-    for one, shift in zip(recordings, shifts):  # by rank, so rank 0 first: only its file has other hosts' arrivals
+    for one, shift in zip(recordings, shifts):  # rank 0 comes first: only its file has other hosts' arrivals
         for key, call in calls[one.rank].items():
             interval = None if key in seen else _held(call, one)
             rank = last_rank(key, call, calls)

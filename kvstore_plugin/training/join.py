@@ -109,7 +109,7 @@ class join:
 
     Examples
     --------
-    >>> share = mykv.DistributedSampler(len(dataset), even=False)  # rank 0 has a sample more
+    >>> share = mykv.DistributedSampler(len(dataset), even=False)  # rank 0 has one more sample
     >>> with mykv.join(trainer) as joined:
     ...     for images, labels in gluon.data.DataLoader(dataset, batch_size=449, sampler=share):
     ...         with autograd.record():

@@ -230,7 +230,7 @@ class LocalTrainer(DistributedTrainer):
         ...     with autograd.record():
         ...         loss = loss_of(net(images), labels)
         ...     loss.backward()
-        ...     trainer.step(len(images))  # each fourth step averages the weights over the workers
+        ...     trainer.step(len(images))  # every fourth step averages the weights over the workers
         """
         if self._join is not None:
             raise RuntimeError("A LocalTrainer needs no join(): workers may make different numbers of steps.")

@@ -36,7 +36,7 @@ class DistributedSampler(gluon.data.Sampler):
         True: drop the last samples of the order if they do not suffice for all workers. False: repeat the first
         samples.
     even : bool, optional
-        False: give each sample to exactly one worker, once, so that some workers get one sample more than others. For
+        False: give each sample to exactly one worker, once, so that some workers get one more sample than others. For
         evaluation, in which workers do not wait for each other. In training the workers would make different numbers of
         steps.
     rank, size : int, optional

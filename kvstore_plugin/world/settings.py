@@ -28,8 +28,8 @@ MYKV_CUDA_LIBRARY                 file of the CUDA runtime, instead of the one f
 MYKV_NCCL_LIBRARY                 file of NCCL, instead of the one found
 ====================== =========  ===============================================================================
 
-init() reads all settings by read(), and they keep their values until init() is called again. So a wrong value fails
-init() on all ranks, not a training after hours.
+init() reads all settings by read(), and they keep their values until init() is called again. So a wrong value makes
+init() fail on all ranks, not a training job after hours.
 
 All ranks must have the same values of MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_FAN_OUT, MYKV_EXCHANGE and
 MYKV_COMPRESS_BYTES, MYKV_VIRTUAL_HOSTS, MYKV_STALL_ABORT_S and MYKV_GPU, which is checked. Variables of launchers

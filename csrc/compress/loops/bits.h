@@ -64,7 +64,7 @@ MYKV_INLINE void fill_blocks(T* values, size_t count, Make&& make) {
 
 namespace {
 
-// Writes the words of the groups of a block that begin before element `count`.
+// Packs those groups of a block that begin before element `count`, and writes their words.
 template <int bits>
 MYKV_INLINE void pack_block(uint32_t* words, const uint32_t* codes, size_t count) {
   constexpr size_t elements = group_elements(bits);
