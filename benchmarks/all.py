@@ -56,7 +56,7 @@ def _make_intel_mpi() -> str:
 
 
 def _once(wanted: list[str]) -> list[Item]:
-    """Cases without a target, and memory."""
+    """The launches that run in one round only: numbers of arrays, numbers of ranks, and memory."""
     arrays = {"mykv": scaling.array_cases("own") + scaling.array_cases("stock")}
     for peer in ("horovod", "dist_sync"):
         arrays[peer] = scaling.array_cases("own")

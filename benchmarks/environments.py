@@ -1,6 +1,7 @@
 """Prerequisites of the peers, created once in .bench: environments with Horovod and Intel MPI, and the compiled limit.
 
-Horovod has no wheels; building it takes about 3 minutes on two cores. BENCH_HOME names another folder than .bench.
+Horovod has no wheels; building it takes about 3 minutes on two cores. BENCH_HOME names a folder to use instead of
+.bench.
 """
 
 from __future__ import annotations

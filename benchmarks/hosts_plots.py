@@ -14,7 +14,7 @@ from .plots import COLOURS, Drawn, bars_of
 from .results import Results
 
 _LINK = 1e9 / 8  # bytes per second
-_MOST = 1448 / 1514  # the rate without headers
+_MOST = 1448 / 1514  # share of the rate that headers leave
 _SHAPES = ((2, 1), (2, 2), (3, 1), (3, 2), (4, 1), (4, 2))  # hosts, ranks on each
 _KINDS = (("in place", "gradients in shared memory", COLOURS["mykv"]), ("pushpull", "any array", "#8fc1a9"))
 _WIRES = {"none": "uncompressed", "float16": "16 bits", "2bit": "2 bits", "topk": "top-k 1%"}

@@ -141,7 +141,7 @@ class Network:
         return [*settings, "--host", ",".join(hosts), "--oversubscribe", "--bind-to", "none"]
 
     def _hydra(self, hosts: list[str]) -> list[str]:
-        """MPICH's launcher, on which Intel's is based; both respect numbers of ranks only in a file."""
+        """Options for the launchers of MPICH and Intel MPI, which read each host's ranks only from a file."""
         file = Path(self._script("machines"))
         file.write_text("".join(f"{host}\n" for host in hosts), encoding="ascii")
         names = ["-iface", "eth0", "-localhost", self.address(1)]  # hosts do not know each other's names

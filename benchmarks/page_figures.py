@@ -34,7 +34,7 @@ def _of_the_core(page: str, work: str) -> dict[str, float]:
 
 
 def limit(hosts: int) -> float:
-    """Seconds that a link needs at least for its part of such a sum over this number of hosts."""
+    """The shortest time, in seconds, in which a link can carry its part of such a sum over this number of hosts."""
     return 2 * (hosts - 1) / hosts * 64 * MB / LINK
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from . import environments
 
-# Open MPI binds ranks to cores unless told otherwise, MXNet's threads with them. Horovod's documentation and ours say
-# `--bind-to none`; ranks that outnumber the cores need `--oversubscribe`. MXNet's tools/launch.py starts as many
-# servers as workers.
+# Open MPI binds ranks, and so MXNet's threads, to cores unless told otherwise. Horovod's documentation and ours
+# recommend `--bind-to none`; ranks that outnumber the cores need `--oversubscribe`. MXNet's tools/launch.py starts as
+# many servers as workers.
 UNBOUND = ("--oversubscribe", "--bind-to", "none")
 BOUND = ("--bind-to", "core")
 DEFAULT = ()
@@ -78,7 +78,7 @@ MYKV_BOUND = Setup("mykv", "bound", "mykv", mpirun=BOUND)
 CORE = Setup("mykv core", AS_INSTALLED, "core")
 ALONE = Setup("alone", AS_INSTALLED, "alone")
 ALONE_BOUND = Setup("alone", "bound", "alone", mpirun=BOUND)
-# MPI's best options on one host, for the sizes that benefit.
+# The fastest MPI on one host, for the sizes that are measured with it.
 INTEL_MPI = Setup("intel mpi", AS_INSTALLED, "mpi", mpirun=DEFAULT)
 LIMIT = Setup("limit", AS_INSTALLED, "limit")
 # Threads of MXNet's operators; with two, the ranks of this benchmark need twice the available cores.

@@ -93,7 +93,7 @@ def bars_of(axes: plt.Axes, title: str, rows: list[tuple[str, str, Spread]]) -> 
 
 
 def shown(results: Results, peer: str, case: str, series: str = "time") -> Spread | None:
-    """The setups in tables and plots: the best of a peer's settings; for whole training steps, mykv as installed."""
+    """The result to show: with the best of a peer's settings; for whole training steps, that of mykv as installed."""
     if peer == "mykv" and case.startswith("training/"):
         return results.get(peer, case, series)
     return results.best(peer, case, series)

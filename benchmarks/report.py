@@ -44,7 +44,7 @@ Cell = Union[Spread, str, None]
 
 
 def _cells(ours: str, case: str, series: str = "time", setup: str = "") -> Callable[[Results], list[Cell]]:
-    """The cells of a line: mykv's case, with one setting if it is named, and the peers' case."""
+    """The cells of a row: the case `ours` of mykv, with its best setting or `setup`, and `case` of each peer."""
 
     def cells(results: Results) -> list[Cell]:
         first = results.get("mykv", ours, series, setup=setup) if setup else plots.shown(results, "mykv", ours, series)
@@ -270,7 +270,7 @@ def _keep_as_another_machine(page: str, results: Results, rows: list[str]) -> No
 
 
 def targets_section(judged: list[tuple[str, str, list[Part], str]], figures: bool = True) -> str:
-    """A folded table of the missed targets (work, target, parts, reason), and with figures also the others."""
+    """A folded table of missed targets (work, target, parts, reason); with `figures`, the other targets below it."""
     verdicts = [verdict(parts) for _, _, parts, _ in judged]
     reached = sum(one.startswith("reached") for one in verdicts)
     missed = [one for one, found in zip(judged, verdicts) if "missed" in found]

@@ -54,7 +54,7 @@ def microseconds(found: Spread, parts: int = 1) -> str:
 
 
 def per_array(results: Results, peer: str, flavour: str) -> float | None:
-    """Seconds of each further array, from the smallest to the largest number of arrays that was measured."""
+    """Seconds per additional array, between the smallest and the largest measured number of arrays."""
     found = {n: results.get(peer, f"gradients/{n}x{scaling.SMALL}/{flavour}") for n in scaling.ARRAYS}
     known = {count: one.median for count, one in found.items() if one}
     least, most = min(known, default=0), max(known, default=0)

@@ -87,7 +87,7 @@ def compile_target(folder: Path, target: str, cxx: List[str], flags: List[str], 
     """Configure CMakeLists.txt in a folder, build a target, and return the file that was made.
 
     The target is "mykv_core", "mykv_core_testing" or "part". The flags come after those of CMakeLists.txt, the options
-    are CMake's variables. A build takes what the last build in its folder has left.
+    are CMake's variables. A build reuses what the last build in its folder has left.
 
     Raises
     ------
@@ -142,8 +142,8 @@ class BuildCore(build_ext):
                     f"{sys.executable} comes without Python.h: install its header files "
                     "(`apt-get install python3-dev` on Debian)."
                 )
-            self.stays_in_place |= bool(self.inplace)  # setuptools resets the option while it builds
-            if getattr(self, "editable_mode", False):  # setuptools would take a temporary folder for the object files
+            self.stays_in_place |= bool(self.inplace)  # setuptools resets this option during the build
+            if getattr(self, "editable_mode", False):  # setuptools would put the object files into a temporary folder
                 self.build_temp = f"build/temp.{self.plat_name}-{sys.implementation.cache_tag}"
             super().run()
         except BuildError as error:

@@ -29,7 +29,7 @@ _replaced = []  # module or class, name of the function, the function, and what 
 
 
 class _Finder:
-    """Does not find modules itself: for MXNet it asks the other finders, and replaces the loader by a `_Loader`."""
+    """Does not find modules itself: for MXNet it asks the other finders, and replaces the loader with a `_Loader`."""
 
     _is_asking = False
 

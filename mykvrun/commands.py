@@ -126,7 +126,7 @@ def inside_slurm(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this runs in an allocation of Slurm (sbatch, salloc), but not in a step that srun has started."""
     in_allocation = "SLURM_JOB_ID" in environment or "SLURM_JOBID" in environment
     step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
-    # Batch scripts and interactive shells are steps with special numbers, above all steps of srun.
+    # Batch scripts and interactive shells are steps with special numbers, higher than those of any step of srun.
     is_step = step.isdigit() and int(step) < 0xFFFFFFF0
     return in_allocation and not is_step
 

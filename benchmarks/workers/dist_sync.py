@@ -12,7 +12,7 @@ from .job import Job
 
 
 class ShiftedStore(mx.kvstore.KVStore):
-    """The one store of this process with other keys, since every Trainer numbers its own from 0."""
+    """This process's only store, with shifted keys, since every Trainer numbers its keys from 0."""
 
     def __init__(self, store: mx.kvstore.KVStore, base: int) -> None:
         super().__init__(store.handle)

@@ -1,4 +1,4 @@
-"""A barrier for all peers alike: ranks of one host agree on a common starting time.
+"""A barrier that treats all peers alike: ranks of one host agree on a common starting time.
 
 A barrier of MPI, Horovod or a parameter server would favour its owner, or leave it spinning or asleep. Here each rank
 marks itself as ready in a mapped file; rank 0 then writes a time in the near future, by the clock that all processes of
@@ -11,8 +11,8 @@ import mmap
 import os
 import time
 
-_SLOT = 8  # words of 8 bytes per rank, a cache line
-_SPIN_S = 0.0002  # lateness of a sleeper; spent spinning if every rank has a core
+_SLOT = 8  # words of 8 bytes for each rank: one cache line
+_SPIN_S = 0.0002  # a sleeper wakes up this late, so ranks wake earlier and spin if each has a core
 _PATIENCE_S = 120.0
 
 

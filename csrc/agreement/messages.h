@@ -1,5 +1,5 @@
-// The messages of the hosts' first ranks about operations (agreement.h), and their encoding for MPI, in which several
-// messages may follow one another. A message from another host is checked before it is used.
+// The messages about operations that the hosts' first ranks exchange (agreement.h), and their encoding: several of them
+// may share one MPI message. A message from another host is checked before it is used.
 #pragma once
 
 #include <cstddef>

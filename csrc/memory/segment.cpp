@@ -250,8 +250,8 @@ void Segment::commit(size_t offset, size_t bytes) const {
   if (bytes == 0) return;
   const CommitLock lock(fd_.get());
   require_headroom(bytes, bytes);
-  // In steps, so that ranks that take memory at the same time without the lock notice each other. The reserve covers a
-  // step of each of a dozen ranks.
+  // In steps, so that ranks that take memory at the same time without the lock notice each other. The reserve covers
+  // one step for each of a dozen ranks.
   for (size_t done = 0; done < bytes; done += kStep) {
     const size_t step = std::min(kStep, bytes - done);
     if (done > 0) require_headroom(step, bytes);

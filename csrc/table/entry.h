@@ -112,7 +112,7 @@ struct Arrivals {
 // A summary of the arrived ranks' signatures, so that comparing them needs no loop over ranks.
 struct Signatures {
   uint64_t first;  // the hash of the rank that came first
-  bool disagree;   // a rank has refused, or has another signature than the rank that came first
+  bool disagree;   // a rank has refused, or its signature differs from that of the rank that came first
 };
 
 // Note [who may touch an entry when]. An entry lives from the first arrival of a rank to the last leave().

@@ -116,7 +116,7 @@ def results(
     def backward(gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
         if generation != process.generation:
             raise RuntimeError(f"mykv: {call} comes after another init() than the call. Record the call again.")
-        # The argument of y.backward() may have another dtype than y.
+        # The argument of y.backward() may differ in dtype from y.
         gradients = [one if one.dtype == dtype else one.astype(dtype) for one, dtype in zip(gradients, dtypes)]
         if not known:
             # MXNet reuses the memory of these gradients for later gradients, after all operations on the memory. So

@@ -135,7 +135,7 @@ def recv(
             result = arrays.empty(gradients[0].shape, gradients[0])  # not used: a broadcast writes every rank's result
             push_broadcast(taken, gradients[0], result, me, priority, label)
 
-        # recv has no input array. The new array is not recorded, so `results` replaces it by an extra variable.
+        # recv has no input array. The new array is not recorded, so `results` replaces it with an extra variable.
         return backward.results(turn, [arrays.empty(like.shape, like)], [output], exchange)[0]
 
 

@@ -182,7 +182,7 @@ def _steps(turn: Any) -> _Begun:
             ranks = awaited_by(trainer)
         except ValueError:  # the trainer's process set was removed
             continue
-        in_step = turn.name != waiting_name(turn.process_set)  # trainers wait under other names than blocking calls
+        in_step = turn.name != waiting_name(turn.process_set)  # a blocking call would have this name
         advice = getattr(trainer, "_when_steps_differ", _EQUAL_TRAINERS if in_step else _EQUAL_STEPS)
         what = f"in a step of a trainer that rank {process.rank()} has not taken: {advice}"
         yield ranks, what, functools.partial(refuse, trainer)

@@ -147,8 +147,8 @@ class SparseReducer(SharedReducer):
         return RowUpdate(store_optimizer, f"{self._name}/{one.label}", one.key, weights, self._priority)
 
     def _names(self) -> list[str]:
-        # The sums of allreduce() have other names than its exchange. So until the next step, the exchange has the last
-        # turn of its name.
+        # The names of allreduce()'s sums differ from that of its exchange. So until the next step, the exchange has the
+        # last turn of its name.
         return [self._name]
 
     def _compared(self) -> tuple[list[NDArray], int]:

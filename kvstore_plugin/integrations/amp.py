@@ -51,7 +51,7 @@ def _is_on() -> bool:
 
 @functools.lru_cache(maxsize=None)
 def _loses_added_gradients() -> bool:
-    """Whether AMP loses the gradient of a layer with grad_req 'add', found out with a small layer."""
+    """Whether AMP loses the gradient of a layer with grad_req 'add', tested with a small layer."""
     with contextlib.suppress(MXNetError):  # no layers of this type on a CPU, so no gradients are lost
         one, weight = mx.nd.ones((1, 1)), mx.nd.ones((1, 1))
         weight.attach_grad("add")

@@ -118,8 +118,8 @@ def check_values(
     """Raise an error on all ranks if a Parameter has no values on a rank and needs a gradient there.
 
     After an error, Parameters with values on only some ranks are deferred on all ranks until their next use. So are
-    Parameters that were new on a rank: their broadcasts may have failed, since in MXNet operations fail that share a
-    workspace with a failed operation.
+    Parameters that were new on a rank: their broadcasts may have failed, since in MXNet an operation
+    fails if it shares a workspace with a failed operation.
 
     Parameters
     ----------

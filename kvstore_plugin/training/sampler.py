@@ -106,7 +106,7 @@ class DistributedSampler(gluon.data.Sampler):
         Examples
         --------
         >>> sampler = mykv.DistributedSampler(len(dataset), seed=1)
-        >>> sampler.set_epoch(1)  # another order than in epoch 0
+        >>> sampler.set_epoch(1)  # the order differs from that of epoch 0
         >>> len(list(sampler))  # of 1797 samples, one is used twice
         899
         """

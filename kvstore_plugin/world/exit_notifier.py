@@ -55,7 +55,7 @@ def begin(processes: Sequence[Identity], names: Sequence[Name | None]) -> None:
     processes : sequence of Identity
         In the order of their ranks in the communicator.
     names : sequence of Name
-        Their names in the same order. New workers have another MPI_COMM_WORLD than the first workers.
+        Their names in the same order. The MPI_COMM_WORLD of new workers is not that of the first workers.
     """
     global _teller
     if _teller is None or not _teller.follows(processes):

@@ -107,7 +107,7 @@ def started(comm: MPI.Intracomm, count: int, hosts: str, is_known: bool) -> NewW
 
     try:
         return NewWorkers(comm, count, hosts, is_known)
-    except MPI.Exception as error:  # after a death, of one of several classes
+    except MPI.Exception as error:  # after a death, MPI's error may be of any of several classes
         _log.warning("MPI_Comm_spawn has failed (%s).", error)
         return None
 

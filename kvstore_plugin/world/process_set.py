@@ -253,7 +253,7 @@ class ErrorTypes(NamedTuple):
     wrong_value: type[Exception]
 
 
-error_types = ErrorTypes(TypeError, ValueError)  # compat/ replaces them by MXNetErrors
+error_types = ErrorTypes(TypeError, ValueError)  # compat/ replaces them with MXNetErrors
 
 
 def check(process_set: Any) -> None:
