@@ -252,7 +252,7 @@ LINES = [
 
 
 def write(results: Results, page: Path = PAGE) -> None:
-    """Write the page, and plots into a folder of its name."""
+    """Write the page, and its plots into a folder named like the page."""
     folder = page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     drawn = hosts_plots.draw(results, folder)

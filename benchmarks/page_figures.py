@@ -8,7 +8,7 @@ import re
 from .cases import MB
 from .environments import ROOT
 
-LINK = 1e9 / 8  # bytes per second, of the links of docs/benchmarks-hosts.md
+LINK = 1e9 / 8  # bytes per second of the links in docs/benchmarks-hosts.md
 
 
 def hosts_sums() -> dict[tuple[int, int], float]:

@@ -91,7 +91,7 @@ _SHORT: list[tuple[str, Callable[[Results], list[Cell]]]] = [
 
 
 def write(results: Results, page: Path = PAGE) -> None:
-    """Write the page, and plots into a folder of its name: plots and a short table first, everything else folded."""
+    """Write the page: plots and a short table first, everything else folded. The plots go to a folder named like it."""
     folder = page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     drawn = plots.draw(results, folder)

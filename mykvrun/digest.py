@@ -188,7 +188,7 @@ def goes_on(lines: list[bytes], line: bytes) -> bool:
     """Whether a line belongs to the traceback that these lines begin.
 
     The first line without an indentation is the exception. Later lines belong to it only if they introduce another
-    traceback, are indented, as the stack of an MXNetError, or are empty.
+    traceback, are indented, like the stack of an MXNetError, or are empty.
     """
     text = line.rstrip()
     if not text or text[:1] in b" \t" or _CHAIN.match(text):

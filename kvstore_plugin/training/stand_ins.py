@@ -21,7 +21,7 @@ class Listed:
     """Replaces a Parameter with row_sparse values, so that list_data() works: MXNet's own list_data() expects a store.
 
     With MXNet's own stores such a Parameter (of gluon.contrib.nn.SparseEmbedding, say) holds the rows of the last batch
-    only, and a server holds all rows. Without servers each worker holds all rows, as of a dense Parameter, and
+    only, and a server holds all rows. Without servers each worker holds all rows, as it does for a dense Parameter, and
     row_sparse_pull of the store or trainer copies rows from the worker's own array. So this storage type saves work,
     not memory.
     """
