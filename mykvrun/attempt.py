@@ -138,7 +138,8 @@ def failure(status: int, output: Output, first: worker_notes.End | None, has_joi
     failed = output.failed
     if first is not None:
         failed = FailedWorker(first.rank, failed.host if failed and failed.rank == first.rank else "")
-    how = f"signal {status - 128}" if 128 < status < 160 else f"status {status}"
+    names = {128 + number: f"signal {number:d} ({number.name})" for number in signal.Signals}
+    how = names.get(status, f"status {status}")
     if failed is None:
         return Ended(status, f"the job ended with {how}.")
     where = f" on {failed.host}" if failed.host else ""

@@ -24,7 +24,7 @@ import numpy as np
 
 from ..compat import patches, references
 from ..compat.arrays import DTYPES, wait_to_write
-from ..compat.mxnet import NDArray, Parameter, autograd, view_of_device_memory, view_of_memory
+from ..compat.mxnet import NDArray, Parameter, autograd, fill_with_zeros, view_of_device_memory, view_of_memory
 from ..world import process
 from ..world.process_set import ProcessSet
 from .bucket_sizes import BucketFiller
@@ -49,6 +49,14 @@ _CURES = {
     _DETACHED: "Initialize the copy, with force_reinit=True, or set its parameters' grad_req, before the trainer is "
     "created.",
     _UNKNOWN: "Create the trainer before the parameters are initialized.",
+}
+
+# Arguments of patches.replaces().
+_STAYING = {
+    "why": "One worker may call it alone, but about new arrays the workers ask each other. And MXNet copies running "
+    "statistics too early, while a backward pass of a network with `static_alloc` still writes them.",
+    "does": "On the device where the Parameter is, it only sets the gradient to zero.",
+    "undone_by": "another device; several devices",
 }
 
 _recordings = 0  # number of recordings that this process has begun
@@ -425,18 +433,62 @@ def _is_kept(parameter: Parameter) -> bool:
     "gluon.Parameter.cast",
     why="Parameters get gradient arrays at many moments, and only arrays that nothing else holds can move to memory "
     "that the ranks share.",
-    does="Notes when the arrays were created. Those of a trainer's Parameter become views of its buckets.",
+    does="Notes when the arrays were created. Those of a trainer's Parameter become views of its buckets. A Parameter "
+    "that moves from CPU to CPU, or is cast to its own dtype, keeps its gradient arrays.",
     undone_by="nothing",
 )
-def _make_gradients(original: Callable, self: Parameter, *args: Any, **kwargs: Any) -> Any:
-    before = self._grad
-    result = original(self, *args, **kwargs)
+def _make_gradients(original: Callable, self: Parameter, *dtype: Any, **keyword: Any) -> Any:
+    before, weights = self._grad, self._data
+    is_cast = bool(dtype or keyword)
+    if not is_cast and before and process.is_initialized() and _has_moved_within_devices(self):
+        autograd.mark_variables(weights, before, self.grad_req)
+        _forget_gradients(self)
+        return None
+    result = original(self, *dtype, **keyword)
+    if is_cast and before and process.is_initialized() and before[0].dtype == self._grad[0].dtype:
+        self._data, self._grad = weights, before
     if self._grad is not None and self._grad is not before:
         _born[self] = None if autograd.is_recording() else _recordings
         owner = _owner(self)
         if owner is not None and owner.attached():
             owner.put_in_bucket(self)
     return result
+
+
+@patches.replaces("gluon.Parameter.reset_ctx", releases=(1,), **_STAYING)
+@patches.replaces("gluon.Parameter.reset_device", releases=(2,), **_STAYING)
+def _reset_ctx(original: Callable, self: Parameter, *where: Any, **keyword: Any) -> None:
+    [device] = where or keyword.values() or [None]
+    devices = list(device) if isinstance(device, (list, tuple)) else [device]
+    # Of several replicas MXNet takes the mean, so this does not leave them as they are.
+    if process.is_initialized() and self._data and len(self._data) == 1 and [self._data[0].context] == devices:
+        _forget_gradients(self)
+    else:
+        original(self, *where, **keyword)
+
+
+def _has_moved_within_devices(parameter: Parameter) -> bool:
+    """Whether reset_ctx() has given a Parameter new weights, and its gradients are where MXNet would make new ones.
+
+    One worker may call reset_ctx() alone, for example to evaluate the network. Or each worker moves to a cpu(n) of its
+    own; every cpu(n) is the same memory. If the gradient arrays stay the same, the trainer sees no change, and does not
+    ask the other workers.
+    """
+    data, gradients = parameter._data, parameter._grad
+    if len(data) != len(gradients) or any(array.grad is not None for array in data):
+        return False  # an attached gradient: grad_req has changed
+    if (data[0].shape, data[0].dtype) != (gradients[0].shape, gradients[0].dtype):
+        return False
+    if [array.context for array in data] == [gradient.context for gradient in gradients]:
+        return True
+    return len(data) == 1 and data[0].context.device_type == gradients[0].context.device_type == "cpu"
+
+
+def _forget_gradients(parameter: Parameter) -> None:
+    """Set gradients to zero and stale, as MXNet's new gradient arrays are."""
+    for weight, gradient in zip(parameter._data, parameter._grad or ()):
+        fill_with_zeros(gradient)
+        weight._fresh_grad = False
 
 
 @patches.replaces(

@@ -101,6 +101,7 @@ class Operation(NamedTuple):
     update: ShardedUpdate | None = None  # the update after the sum, with an optimizer on the store
     push_in_place: Callable[[str, str], None] | None = None  # for gradients in place: takes another name and `turn_of`
     hooked: Any = None  # with a hook: the HookedOperation whose method push() is `push`
+    renewed: Any = None  # with `update`: makes the same operation for the parameters' present weights
 
     def refuse(self, core: Any, reason: str) -> None:
         """Refuse this rank's turn of the operation, in the core of its process set."""
@@ -226,7 +227,8 @@ def _in_place(name: str, reduction: Reduction, bucket: Bucket, placed: Sequence[
     def push_as(name: str, turn_of: str = "") -> None:
         again(name).push("", turn_of)
 
-    return Operation(name, members, layout, push, priority, update, push_as)
+    renewed = functools.partial(_in_place, name, reduction, bucket, placed, count)
+    return Operation(name, members, layout, push, priority, update, push_as, renewed=renewed)
 
 
 def _shards(
@@ -263,7 +265,8 @@ def _copied(scope: str, reduction: Reduction, members: Sequence[BucketMember]) -
         def push_to_owners(label: str) -> None:
             update.reduce([arrays.total(member.parameter._grad) for member in members], scale, wire, label)
 
-        return Operation(name, members, "", push_to_owners, priority, update)
+        renewed = functools.partial(_copied, scope, reduction, members)
+        return Operation(name, members, "", push_to_owners, priority, update, renewed=renewed)
     if len(members) == 1:
         handles = arrays.handles(members[0].parameter._grad)
 

@@ -57,10 +57,11 @@ class DenseReducer(PlannedReducer):
         self._equal_batches = equal_batches.of(self._reduction)
 
     def _moved(self) -> bool:
-        """Whether a parameter has new arrays since the last step: after cast, reset_ctx, grad_req or its first use."""
+        """Whether a parameter has new gradients since the last step: after cast, reset_ctx, grad_req or its first use.
+
+        Not after a reset_ctx() that concerns this rank alone: then bucket_memory.py keeps the gradients.
+        """
         if not self._operations or self._world != (process.generation, self._process_set.process_set_id):
-            return True
-        if not all(map(operator.is_, map(_data_of, self._parameters), self._seen_weights)):
             return True
         return not all(map(operator.is_, map(_grad_of, self._parameters), self._seen))
 
@@ -69,6 +70,8 @@ class DenseReducer(PlannedReducer):
         self._when_updated.clear()
         if self._moved():
             self._look_again()
+        elif not all(map(operator.is_, map(_data_of, self._parameters), self._seen_weights)):
+            self._follow_weights()
         if load_tracking.any_of(self._parameters):
             self.meet_loaded()
         operations = self._operations

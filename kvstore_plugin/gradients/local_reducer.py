@@ -20,7 +20,7 @@ class LocalReducer(Reducer):
     parameters : sequence of Parameter
         The local parameters.
     when_moved : callable
-        Called without arguments when parameters have new gradient arrays.
+        Called without arguments when parameters have new arrays.
     """
 
     def __init__(self, parameters: Sequence[Parameter], when_moved: Callable[[], None]) -> None:
@@ -53,9 +53,10 @@ class LocalReducer(Reducer):
 
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
         gradients = [parameter._grad for parameter in self._parameters]
-        if len(gradients) != len(self._seen) or any(new is not old for new, old in zip(gradients, self._seen)):
+        seen = [*gradients, *(parameter._data for parameter in self._parameters)]
+        if len(seen) != len(self._seen) or any(new is not old for new, old in zip(seen, self._seen)):
             self._when_moved()
-            self._seen = gradients
+            self._seen = seen
         for replicas in gradients:
             if replicas is None or len(replicas) == 1:
                 continue

@@ -66,7 +66,7 @@ class PlannedReducer(SharedReducer):
         self._fences: list[Fence] = []  # a fence for each operation, if there are other ranks
         self._copies_all = False  # whether all gradients are copied, since the ranks' plans differ
         self._seen: list[Any] = []  # the parameters' gradient arrays at the last check
-        self._seen_weights: list[Any] = []  # the parameters' arrays then; empty without an optimizer on the store
+        self._seen_weights: list[Any] = []  # the parameters' arrays then
         self._world: tuple[int, int | None] = (0, None)  # identifies init() and the set's addition at the last check
         self._hook_counts: dict[str, int] = {}  # number of operations that the hook starts, by bucket name
         self._when_updated: dict[Any, Callable[[], None]] = {}  # to be called after a step's updates
@@ -167,7 +167,20 @@ class PlannedReducer(SharedReducer):
         ]
         self._world = process.generation, self._process_set.process_set_id
         self._seen = [parameter._grad for parameter in self._parameters]
-        self._seen_weights = [] if store_optimizer is None else [parameter._data for parameter in self._parameters]
+        self._seen_weights = [parameter._data for parameter in self._parameters]
+
+    def _follow_weights(self) -> None:
+        """After a reset_ctx() that concerns this rank alone: the same operations, with the new weights.
+
+        It must not plan again: a new plan could differ from the plan on which the ranks have agreed.
+        """
+        self._when_moved()
+        if self._reduction.store_optimizer is not None:
+            for operation in self._operations:
+                if operation.update.is_begun():
+                    operation.update.refuse_weights("the update was interrupted on that rank")
+            self._operations = [operation.renewed() for operation in self._operations]
+        self._seen_weights = [parameter._data for parameter in self._parameters]
 
     def _agree(self, active: Sequence[BucketMember], plan: Sequence[Operation]) -> None:
         what = f"parameters with gradients of {self._scope}"

@@ -45,7 +45,8 @@ _each_trainer = pytest.mark.parametrize("make", _TRAINERS.values(), ids=_TRAINER
 
 
 def _loss(net, rank, step):
-    return (net(array(numbers(100 * step + rank, (_BATCH, 6)))) ** 2).sum()
+    [device, *_] = next(iter(structure(net).values())).list_data()
+    return (net(array(numbers(100 * step + rank, (_BATCH, 6)), ctx=device.context)) ** 2).sum()
 
 
 def _backward(net, rank, step):
@@ -237,9 +238,9 @@ def _initialize_anew(net):
     net.initialize(mx.init.Constant(0.1), force_reinit=True)
 
 
-def _move(net):
+def _move(net, device=mx.cpu(0)):  # noqa: B008
     for parameter in structure(net).values():
-        (parameter.reset_device if IS_2 else parameter.reset_ctx)(mx.cpu(0))
+        (parameter.reset_device if IS_2 else parameter.reset_ctx)(device)
 
 
 def _accumulate(net):
@@ -274,6 +275,87 @@ def test_what_one_rank_alone_does_before_a_change_is_no_matter(rank, gather, mak
         results.append(checksum(net))
     assert results[0] == results[1]
     assert len(set(gather(results[0]))) == 1
+
+
+_MOVING = {
+    **_TRAINERS,
+    "own, by copying": lambda net: _own(net, bucket_bytes=0),
+    "own, by copying, on the store": lambda net: _own(net, bucket_bytes=0, update_on_kvstore=True),
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("form", [{}, {"static_alloc": True}], ids=["dynamic", "static_alloc"])
+@pytest.mark.parametrize("make", _MOVING.values(), ids=_MOVING)
+def test_reset_ctx_concerns_the_worker_that_calls_it(rank, gather, make, form):
+    """Rank 0 evaluates the network alone, moving it to where it is; later each worker moves to a device of its own."""
+    results = []
+    for moves in (False, True):
+        net = dense_network(seed=0)
+        net.hybridize(**form)
+        trainer = make(net)
+        for step in range(8):
+            if moves and rank == 0 and step in (1, 2, 5):
+                _move(net, structure(net)["0.weight"].data().context)
+                _loss(net, rank, 50).wait_to_read()
+            if moves and step == 4:
+                _move(net, mx.cpu(rank))
+            _train(net, trainer, rank, [step])
+        if moves:
+            assert structure(net)["0.weight"].data().context == mx.cpu(rank)
+        results.append(checksum(net))
+    assert results[0] == results[1]
+    assert len(set(gather(results[0]))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_running_statistics_after_a_reset_ctx_of_one_worker(rank, gather):
+    """MXNet alone loses updates here: backward passes with static_alloc still write the statistics while it copies."""
+    mx.random.seed(0)
+    net = gluon.model_zoo.vision.mobilenet0_25(classes=4)
+    net.initialize()
+    net.hybridize(**_STATIC)
+    images = array(numbers(1, (8, 3, 128, 128)))
+    net(images)
+    trainer = _own(net)
+    for _ in range(4):
+        with autograd.record():
+            loss = (net(images) ** 2).mean()
+        loss.backward()
+        trainer.step(1)
+        loss.wait_to_read()
+        if rank == 0:
+            _move(net)
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("make", _MOVING.values(), ids=_MOVING)
+def test_a_cast_to_the_same_dtype_concerns_nobody_else(rank, gather, make):
+    net = dense_network(seed=0)
+    trainer = make(net)
+    for step in range(4):
+        _backward(net, rank, step)
+        if rank == 0:
+            net.cast("float32")  # for a file, say
+        trainer.step(_BATCH)
+    assert checksum(net) == _trained(make, range(4), rank)
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("make", _MOVING.values(), ids=_MOVING)
+def test_reset_ctx_forgets_gradients_as_in_mxnet(rank, gather, make):
+    net = dense_network(seed=0)
+    trainer = make(net)
+    _train(net, trainer, rank, range(1))
+    _backward(net, rank, 1)
+    _move(net)
+    assert not any(gradient.asnumpy().any() for gradient in _gradients(net))
+    with pytest.raises(UserWarning, match="stale"):
+        trainer.step(_BATCH)
+    _train(net, trainer, rank, [2])
+    assert len(set(gather(checksum(net)))) == 1
 
 
 @pytest.mark.ranks(2)

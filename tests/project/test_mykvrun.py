@@ -228,7 +228,7 @@ def test_the_death_of_a_worker_of_an_elastic_job_is_not_taken_for_the_failure_of
     )
     attempt.failure(137, output, None).tell()
     said = capsys.readouterr().err
-    assert "a worker on n1 died, and the job ended with signal 9. The others may have finished" in said
+    assert "a worker on n1 died, and the job ended with signal 9 (SIGKILL). The others may have finished" in said
     assert "still here" not in said
 
 

@@ -188,4 +188,4 @@ def test_an_example_that_is_killed_three_times_ends_with_the_weights_of_one_that
         ("3", "15"),
     ]
     assert killed.splitlines()[-1] == whole.splitlines()[-1] and "24 steps, weights" in whole
-    assert len(re.findall(r"signal 9. Restart \d of 3", stderr)) == 3, stderr
+    assert len(re.findall(r"signal 9 \(SIGKILL\)\. Restart \d of 3", stderr)) == 3, stderr

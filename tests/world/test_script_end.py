@@ -204,8 +204,8 @@ def test_mykvrun_names_the_worker_that_ended_first_and_returns_its_status(tmp_pa
 # What rank 1 does, the status of mykvrun, and how it names rank 1.
 _DEATHS = [
     ("os._exit(3)", 3, r"rank 1( on \S+)? failed first, and the job ended with status 3"),
-    ("die(signal.SIGTERM)", 143, r"rank 1( on \S+)? failed first, and the job ended with signal 15"),
-    ("die(signal.SIGHUP)", 129, r"rank 1( on \S+)? failed first, and the job ended with signal 1"),
+    ("die(signal.SIGTERM)", 143, r"rank 1( on \S+)? failed first, and the job ended with signal 15 \(SIGTERM\)"),
+    ("die(signal.SIGHUP)", 129, r"rank 1( on \S+)? failed first, and the job ended with signal 1 \(SIGHUP\)"),
     ("die(signal.SIGINT)", 130, r"rank 1( on \S+)? ended with KeyboardInterrupt"),
     ("thread(sys.exit)", 1, r"rank 1( on \S+)? ended with sys.exit\(1\)"),
     ("thread(os._exit)", 1, r"rank 1( on \S+)? failed first, and the job ended with status 1"),
