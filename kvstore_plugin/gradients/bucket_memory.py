@@ -445,7 +445,8 @@ def _make_gradients(original: Callable, self: Parameter, *dtype: Any, **keyword:
         _forget_gradients(self)
         return None
     result = original(self, *dtype, **keyword)
-    if is_cast and before and process.is_initialized() and before[0].dtype == self._grad[0].dtype:
+    is_same = is_cast and before and process.is_initialized() and before[0].dtype == self._grad[0].dtype
+    if is_same and weights[0].grad is not None:  # a copy of a network has no attached gradients before
         self._data, self._grad = weights, before
     if self._grad is not None and self._grad is not before:
         _born[self] = None if autograd.is_recording() else _recordings
@@ -460,8 +461,9 @@ def _make_gradients(original: Callable, self: Parameter, *dtype: Any, **keyword:
 def _reset_ctx(original: Callable, self: Parameter, *where: Any, **keyword: Any) -> None:
     [device] = where or keyword.values() or [None]
     devices = list(device) if isinstance(device, (list, tuple)) else [device]
-    # Of several replicas MXNet takes the mean, so this does not leave them as they are.
-    if process.is_initialized() and self._data and len(self._data) == 1 and [self._data[0].context] == devices:
+    # Several replicas get their mean from MXNet, and copies of networks get attached gradients.
+    held = self._data if process.is_initialized() and self._data and len(self._data) == 1 else []
+    if [array.context for array in held] == devices and (self._grad is None or held[0].grad is not None):
         _forget_gradients(self)
     else:
         original(self, *where, **keyword)

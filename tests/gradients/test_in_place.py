@@ -309,6 +309,19 @@ def test_reset_ctx_concerns_the_worker_that_calls_it(rank, gather, make, form):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("attach", [_move, lambda net: net.cast("float32")], ids=["reset_ctx", "cast"])
+@_each_trainer
+def test_reset_ctx_and_cast_attach_the_gradients_of_a_copy(rank, gather, make, attach):
+    """A deep copy has gradients, but no backward writes them. Programs call reset_ctx() next, to the same device."""
+    net = dense_network(seed=0)
+    twin = copy.deepcopy(net)
+    attach(twin)
+    _train(twin, make(twin), rank, range(3))
+    assert checksum(twin) == _trained(make, range(3), rank)
+    assert len(set(gather(checksum(twin)))) == 1
+
+
+@pytest.mark.ranks(2)
 def test_running_statistics_after_a_reset_ctx_of_one_worker(rank, gather):
     """MXNet alone loses updates here: backward passes with static_alloc still write the statistics while it copies."""
     mx.random.seed(0)

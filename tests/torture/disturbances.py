@@ -126,6 +126,16 @@ class Disturbance:
             data = array(pieces.numbers(1, 4, self._course.dtype), ctx=self._course.device)
             self._course.net(data).asnumpy()
 
+    def do_move(self) -> None:
+        """reset_ctx to the device where the network is, which forgets gradients, or cast to the dtype that it has."""
+        net = self._course.net
+        weights = [one for one in parameters(net) if one.grad_req != "null"] if self._is_ready() else []
+        if self._where == "phase" and not any(one.grad_req == "add" or one.data()._fresh_grad for one in weights):
+            if weights and self._chance.random() < 0.7:
+                self._course.move(net)
+            elif weights:
+                net.cast(self._course.dtype)
+
     def do_copy(self) -> None:
         """Copy the network, like a program that keeps the best one."""
         if self._is_ready():
