@@ -190,7 +190,7 @@ class _TextType(type):
 class _Text(metaclass=_TextType):
     """str as before numpy 2: a shape with numpy integers is '(2, 3)', not '(np.int64(2), 3)'.
 
-    MXNet passes the arguments of operators to its core as such texts.
+    MXNet passes the arguments of operators and data iterators to its core as such texts.
     """
 
 
@@ -201,9 +201,9 @@ def _element(value: Any) -> str:
 
 
 class _Sum:
-    """An attribute of MXNet's metrics that accumulates in float64.
+    """An attribute of MXNet's metrics that accumulates in float64: a sum, or a count of samples.
 
-    With numpy 2 the sum of a float and a float32 is a float32, so a sum over many batches would lose digits.
+    With numpy 2 the sum of a float or an int and a float32 is a float32, so a sum over many batches would lose digits.
     """
 
     def __init__(self, name: str) -> None:
@@ -226,10 +226,18 @@ class _Sum:
         del vars(metric)[self._name]
 
 
-# Modules that convert operators' arguments to text, and modules of the metrics, in MXNet 1.9 and 2.0.
-_TEXTS = ("mxnet._ctypes.ndarray", "mxnet._ctypes.symbol", "mxnet._ctypes.cached_op", "mxnet.symbol.symbol")
+# Modules of MXNet 1.9 and 2.0 that convert arguments of operators and data iterators to text, and those of the metrics.
+_TEXTS = (
+    "mxnet._ctypes.ndarray",
+    "mxnet._ctypes.symbol",
+    "mxnet._ctypes.cached_op",
+    "mxnet.symbol.symbol",
+    "mxnet.io.io",
+    "mxnet.gluon.data._internal",
+)
 _METRICS = ("mxnet.metric", "mxnet.gluon.metric")
-_SUMS = ("sum_metric", "global_sum_metric")
+# Perplexity subtracts a float32 from its count of samples.
+_SUMS = ("sum_metric", "global_sum_metric", "num_inst", "global_num_inst")
 
 
 @functools.total_ordering

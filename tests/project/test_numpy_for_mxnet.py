@@ -102,6 +102,12 @@ def test_shapes_with_integers_of_numpy_reach_operators():
     assert mx.nd.LeakyReLU(mx.nd.array([-1.0]), slope=np.float32(0.1)).asscalar() == pytest.approx(-0.1)
 
 
+def test_shapes_with_integers_of_numpy_reach_data_iterators(tmp_path):
+    (tmp_path / "data.csv").write_text("1,2,3\n4,5,6\n")
+    batches = mx.io.CSVIter(data_csv=str(tmp_path / "data.csv"), data_shape=(np.int64(3),), batch_size=2)
+    assert next(batches).data[0].asnumpy().tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
 def test_texts_of_other_values_stay_as_they_are():
     text = numpy_for_mxnet._Text
     for value in (1, 0.1, None, "a", (), (1,), [1, "a"], (None, (2, 3.5)), {"a": 1}, mx.cpu(1), np.float32):
@@ -140,6 +146,17 @@ def test_metrics_sum_in_float64():
     assert pickle.loads(pickle.dumps(metric)).get() == metric.get()
     metric.reset()
     assert np.isnan(metric.get()[1])
+
+
+@pytest.mark.skipif(IS_2, reason="MXNet 2.0 counts in its own arrays")
+def test_metrics_count_samples_in_float64():
+    """Perplexity subtracts the labels that it ignores, a float32, from the number of labels."""
+    metric = mx.metric.Perplexity(ignore_label=0)
+    for labels in ([0, 1], [1, 1], [0, 1], [0, 1]):
+        metric.update([mx.nd.array(labels)], [mx.nd.array([[0.5, 0.5], [0.5, 0.5]])])
+        metric.num_inst += 2**24
+    assert metric.num_inst == 4 * 2**24 + 5 and metric.global_num_inst == 5
+    assert type(metric.num_inst) is type(metric.global_num_inst) is np.float64
 
 
 def test_axes_may_be_moved_without_a_warning():
