@@ -159,6 +159,20 @@ def test_metrics_count_samples_in_float64():
     assert type(metric.num_inst) is type(metric.global_num_inst) is np.float64
 
 
+def test_records_with_several_labels_are_packed_and_unpacked(monkeypatch):
+    from mxnet import recordio
+
+    packed = recordio.pack(recordio.IRHeader(0, [1, 2, 3], 7, 0), b"bytes")
+    header, data = recordio.unpack(packed)
+    assert header.label.tolist() == [1, 2, 3] and header.id == 7 and data == b"bytes"
+    encoder = types.SimpleNamespace(
+        imencode=lambda *_: (True, np.array([65, 66], dtype=np.uint8)), IMWRITE_JPEG_QUALITY=1
+    )
+    monkeypatch.setattr(recordio, "cv2", encoder)
+    header, data = recordio.unpack(recordio.pack_img(recordio.IRHeader(0, 4, 7, 0), None))
+    assert header.label == 4 and data == b"AB"
+
+
 def test_axes_may_be_moved_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
