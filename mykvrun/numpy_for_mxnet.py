@@ -236,8 +236,15 @@ _TEXTS = (
     "mxnet.gluon.data._internal",
 )
 _METRICS = ("mxnet.metric", "mxnet.gluon.metric")
-# numpy 2.3 has removed a method of arrays, whose class cannot get it back: this module's text gets the later name.
-_TOSTRING = "mxnet.recordio"
+# What the class of numpy's arrays cannot get back: numpy 2.3 has removed the method tostring, and since 2.4 an array of
+# shape (1,) is no number. These modules are run with other calls in their text.
+_CALLS = {
+    "mxnet.recordio": {".tostring()": ".tobytes()"},
+    "mxnet.contrib.quantization": {
+        "threshold.asnumpy()": "threshold.asscalar()",
+        "divergence.asnumpy()": "divergence.asscalar()",
+    },
+}
 # Perplexity subtracts a float32 from its count of samples.
 _SUMS = ("sum_metric", "global_sum_metric", "num_inst", "global_num_inst")
 
@@ -333,8 +340,10 @@ class _Loader:
         vars(module)["__builtins__"] = self._finder.builtins()
         if module.__name__ in _TEXTS:
             vars(module)["str"] = _Text
-        if module.__name__ == _TOSTRING:
-            text = self._loader.get_source(module.__name__).replace(".tostring()", ".tobytes()")
+        if module.__name__ in _CALLS:
+            text = self._loader.get_source(module.__name__)
+            for call, instead in _CALLS[module.__name__].items():
+                text = text.replace(call, instead)
             exec(compile(text, module.__spec__.origin, "exec"), vars(module))
         else:
             self._loader.exec_module(module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import subprocess
@@ -171,6 +172,18 @@ def test_records_with_several_labels_are_packed_and_unpacked(monkeypatch):
     monkeypatch.setattr(recordio, "cv2", encoder)
     header, data = recordio.unpack(recordio.pack_img(recordio.IRHeader(0, 4, 7, 0), None))
     assert header.label == 4 and data == b"AB"
+
+
+def test_thresholds_for_quantization_are_numbers(monkeypatch):
+    """MXNet logs them and hands them to its core."""
+    from mxnet.contrib import quantization
+
+    monkeypatch.setattr(quantization, "stats", "scipy.stats, of which only the presence matters", raising=False)
+    find = getattr(quantization, "_LayerHistogramCollector", None)
+    find = getattr(find, "get_optimal_thresholds", None) or quantization._get_optimal_thresholds
+    counts, edges = np.histogram(np.linspace(-1, 1, 5000) ** 3, bins=1001, range=(-1, 1))
+    lower, upper = find({"a": (counts, edges, -1.0, 1.0, 1.0)}, "int8", logger=logging.getLogger())["a"]
+    assert -float(lower) == float(upper) and 0 < upper <= 1
 
 
 def test_axes_may_be_moved_without_a_warning():
