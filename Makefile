@@ -5,6 +5,7 @@
 #   make test-all        the same with every test
 #   make test-mxnet2     .venv-mxnet2 with MXNet 2.0.0b1, then every test; with PYTEST_ARGS="-m smoke" the short part
 #   make test-clients    Sockeye, GluonTS, Keras-MXNet and five more train on 2 workers (docs/clients.md); CLIENTS="gluonts sockeye" for some
+#   make test-mxnet      unit tests of MXNET_SOURCE=CHECKOUT, of MXNet, with numpy 1.23 and with the newest numpy (CONTRIBUTING.md)
 #   make test-machines   a part of the tests as older, smaller and stricter machines would run them (docs/reliability.md)
 #   make test-gpu        tests of arrays on GPUs with a real GPU in place of the stand-ins (docs/gpu.md)
 #   make test-aarch64    the core cross-compiled for aarch64, and its tests on numpy arrays under qemu-user (docs/install.md)
@@ -69,7 +70,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test wheels test-all test-mxnet2 test-machines test-gpu test-aarch64 test-clients faults torture bench bench-hosts pictures sanitize sanitize-quick fuzz lint \
+.PHONY: help demo test wheels test-all test-mxnet2 test-machines test-gpu test-aarch64 test-clients test-mxnet mxnet-source faults torture bench bench-hosts pictures sanitize sanitize-quick fuzz lint \
   format docs clean \
   distclean check-python
 .DELETE_ON_ERROR:
@@ -109,6 +110,18 @@ CLIENTS ?= $(ALL_CLIENTS)
 
 test-clients: $(CLIENTS:%=.venv-client-%/.installed)
 	.venv/bin/python tests/clients/run.py $(CLIENTS)
+
+# MXNet's own tests, without mykv where it needs none and with mykv. MXNET_TESTS="test_loss.py" runs some of the files.
+PYTHON_NUMPY1 ?= python3.11
+PYTHON_NUMPY2 ?= python3.13
+MXNET_SOURCE ?=
+MXNET_TESTS ?=
+
+test-mxnet: mxnet-source .venv-numpy1/.installed .venv-numpy2/.installed
+	.venv-numpy2/bin/python tests/numpy2/run.py $(MXNET_SOURCE) $(MXNET_TESTS)
+
+mxnet-source:
+	@[ -d "$(MXNET_SOURCE)/tests/python/unittest" ] || { echo "make test-mxnet needs MXNET_SOURCE=FOLDER, a checkout of MXNet 1.9.1." >&2; exit 1; }
 
 # What fuzzes parsers in Python; torture goes without where it cannot be installed.
 atheris = $(VENV)/bin/python -c 'import atheris' 2>/dev/null || $(VENV)/bin/python -m pip install atheris
@@ -203,6 +216,18 @@ $(client_environments:%=%/.installed): %/.installed: %/$(MADE) build/clients-whe
 	$(@D)/bin/python -m pip install --no-deps --force-reinstall build/clients-wheel/mykv-*.whl
 	touch $@
 
+.venv-numpy1/.installed: PYTHON = $(PYTHON_NUMPY1)
+.venv-numpy1/.installed: tests/numpy2/requirements.txt
+	$(environment)
+	$(@D)/bin/python -m pip install mxnet==1.9.1 'numpy<1.24' --requirement $<
+	touch $@
+
+.venv-numpy2/.installed: PYTHON = $(PYTHON_NUMPY2)
+.venv-numpy2/.installed: tests/numpy2/requirements.txt $(SOURCES)
+	$(environment)
+	$(@D)/bin/python -m pip install '.[cpu]' --requirement $<
+	touch $@
+
 check-python:
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): name a Python 3.8 to 3.14, as in make PYTHON=python3.11." >&2; exit 1; }
 	@$(PYTHON) build_backend/check_python.py
@@ -255,7 +280,7 @@ docs: .venv-docs/.made
 clean:
 	rm -rf build dist site *.egg-info mykv_core*.so .pytest_cache .ruff_cache .hypothesis
 
-environments = $(VENV) .venv .venv-newest .venv-mpich .venv-impi .venv-mxnet2 .venv-sanitize .venv-lint .venv-docs $(client_environments)
+environments = $(VENV) .venv .venv-newest .venv-mpich .venv-impi .venv-mxnet2 .venv-numpy1 .venv-numpy2 .venv-sanitize .venv-lint .venv-docs $(client_environments)
 
 distclean: clean
 	rm -rf $(patsubst %/,%,$(sort $(dir $(wildcard $(addsuffix /.made*,$(environments)))))) .bench

@@ -1,0 +1,1 @@
+"""Of nose's plugins, the two that MXNet's tests import."""

@@ -1,0 +1,3 @@
+"""Tests that are skipped."""
+
+from unittest import SkipTest as SkipTest
