@@ -236,8 +236,8 @@ _TEXTS = (
     "mxnet.gluon.data._internal",
 )
 _METRICS = ("mxnet.metric", "mxnet.gluon.metric")
-# What the class of numpy's arrays cannot get back: numpy 2.3 has removed the method tostring, and since 2.4 an array of
-# shape (1,) is no number. These modules are run with other calls in their text.
+# What the class of numpy's arrays cannot get back: numpy 2.3 has removed the method tostring, and numpy 2.4 converts no
+# array of shape (1,) to a number. These modules run with other calls in their text.
 _CALLS = {
     "mxnet.recordio": {".tostring()": ".tobytes()"},
     "mxnet.contrib.quantization": {
