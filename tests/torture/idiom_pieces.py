@@ -333,12 +333,12 @@ class Idioms(Course):
 
     def do_loader(self, draw: random.Random) -> None:
         """Child processes that load data compute gradients of the network."""
-        values = self.numbers()
+        values, workers = self.numbers(), draw.choice([1, 2])  # drawn by the reference too, which continues to draw
         if self.is_alone or self.program.hybrid == "static":
             batches = [array(values, ctx=self.device)]
         else:
             rows = Adversarial(self.net, values, self.device)
-            loader = gluon.data.DataLoader(rows, batch_size=len(values), num_workers=draw.choice([1, 2]))
+            loader = gluon.data.DataLoader(rows, batch_size=len(values), num_workers=workers)
             batches = [array(one.asnumpy(), ctx=self.device) for one in loader]
         for one in batches:
             self.backward(one)
