@@ -59,7 +59,6 @@ _LEFT_OUT = (
 # Other texts that need not be there, by the reason.
 _INTERNAL = {
     "describes a patch of MXNet": [
-        "MXNet's function is Python code, which threads of MXNet's engine call also while Python exits",
         "a Parameter of which all workers had values in a step",
         "A Trainer may be older than the import of this package",
     ],
@@ -143,6 +142,9 @@ def _python_texts(tree):
     texts = {node: text for node, text in texts.items() if text.strip(_HOLE + " ")}
     about_arguments = _inside(call for call in raised if _name(call.func) in _ARGUMENT_ERRORS)
     about_arguments |= _inside(word.value for call in calls for word in call.keywords if word.arg in _DESCRIPTIONS)
+    # Arguments that several calls share.
+    pairs = [pair for node in nodes if isinstance(node, ast.Dict) for pair in zip(node.keys, node.values)]
+    about_arguments |= _inside(value for key, value in pairs if getattr(key, "value", None) in _DESCRIPTIONS)
     told = [call for call in raised if _name(call.func) not in _ARGUMENT_ERRORS]
     told += [call for call in calls if _name(call.func) in _LOGS]
     wanted = {argument for call in told for argument in call.args}
