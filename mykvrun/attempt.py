@@ -110,7 +110,10 @@ def _status(command: Command, output: Output, notes: Path, losses: Losses, signa
         # wait_for() needs workers that are descendants of the launcher. On other hosts daemons start the workers.
         code = workers.wait_for(process) if all_here else process.wait()
         if code is None:
-            say("the launcher had not ended seconds after its last worker, and was killed.")
+            say(
+                f"the launcher was killed, since it had not ended {workers.WITHOUT_WORKERS_S:.0f} seconds after its "
+                "last worker."
+            )
             code = 1
         elif code < 0:
             workers.end_orphans(but=guard)
@@ -146,8 +149,8 @@ def failure(status: int, output: Output, first: worker_notes.End | None, has_joi
     if output.is_elastic:  # the ranks of new workers restart at 0
         return Ended(
             status,
-            f"a worker{where} died, and the job ended with {how}. The others may have finished all the same: let the "
-            "script write down that it is done.",
+            f"a worker{where} died, and the job ended with {how}. The others may still have finished: let the "
+            "script record its success.",
         )
     lines = [] if output.shows_end_of(failed.rank) else output.last_lines(failed.rank)
     it = f"rank {failed.rank}{where}"
@@ -156,7 +159,7 @@ def failure(status: int, output: Output, first: worker_notes.End | None, has_joi
     elif failed.left_others and not has_joined:
         ended = f"{it} ended with status 0 before the end of init(), which all workers must call. It"
     elif failed.left_others:
-        ended = f"{it} ended with status 0, and not at the end of its script, as by os._exit(0). It"
+        ended = f"{it} ended with status 0 before the end of its script, for example by os._exit(0). It"
     else:
         ended = it
     return Ended(status, f"{ended} failed first, and the job ended with {how}.", tuple(lines))

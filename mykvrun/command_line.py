@@ -84,7 +84,7 @@ _HOROVOD_REFUSED = {
         "is not read: its settings are Horovod's. Write those that you need on the command line, such as --timeline "
         "and --stall-check-warning-time-seconds.",
     ),
-    "--jsrun": (0, "is not known here: start the job with jsrun itself, as any program of MPI."),
+    "--jsrun": (0, "is not supported: start the job with jsrun itself, like any MPI program."),
 }
 
 
@@ -131,8 +131,8 @@ def parse(arguments: list[str]) -> Request:
         raise LaunchError(f"{option} and --elastic must not both be given: ranks of new workers begin at 0 again.")
     if found.max_restarts and found.elastic:
         raise LaunchError(
-            "--max-restarts and --elastic must not both be given: a job that has gone on without a dead worker ends "
-            "with an error all the same, so mykvrun cannot know whether to start it again."
+            "--max-restarts and --elastic must not both be given: a job that continued after a worker died still ends "
+            "with an error, so mykvrun cannot tell whether to restart it."
         )
     hosts = parse_hosts(found.hosts) if found.hosts else read_hostfile(found.hostfile) if found.hostfile else []
     job = Job(

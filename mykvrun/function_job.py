@@ -117,7 +117,7 @@ def run(
         _raise(said, {rank: result for rank, result in results.items() if result.traceback})
     missing = sorted(set(range(workers or max(results, default=0) + 1)) - set(results))
     if missing:
-        raise RuntimeError(f"mykv.run: rank {missing[0]} has ended before the function has returned.")
+        raise RuntimeError(f"mykv.run: rank {missing[0]} ended before the function returned.")
     return [results[rank].value for rank in sorted(results)]
 
 

@@ -66,7 +66,8 @@ class Job:
             self.workers = slots
         if self.hosts and self.workers is not None and self.workers > slots:
             raise LaunchError(
-                f"{self.workers} workers do not fit on the hosts, which take {slots}: give them more slots."
+                f"{self.workers} workers do not fit on the hosts, which have {slots} slot{'s' * (slots != 1)}: give "
+                "them more slots."
             )
         if self.program[0].endswith(".py"):
             self.program = [sys.executable, *self.program]

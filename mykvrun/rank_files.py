@@ -31,7 +31,7 @@ class RankFolders(NamedTuple):
                 if folder:
                     folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise LaunchError(f"The folder {folder} of {option} cannot be made: {error.strerror}.") from None
+                raise LaunchError(f"The folder {folder} of {option} cannot be created: {error.strerror}.") from None
             made.append(str(folder) if folder else None)
         folders = RankFolders(*made)
         folders._check(workers)

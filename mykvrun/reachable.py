@@ -36,7 +36,7 @@ def on_hosts_that_answer(job: Job, least: int) -> Job:
     hosts = [host for host in job.hosts if host not in silent]
     slots = sum(host.slots for host in hosts)
     if slots < least:
-        few = f"The other hosts take {slots} workers, but --min-workers is {least}."
+        few = f"The other hosts have slots for {slots} worker{'s' * (slots != 1)}, but --min-workers is {least}."
         raise TooFewHosts(f"no answer from {names}. {few}")
     fewer = replace(job, hosts=hosts, workers=min(job.workers or slots, slots))
     say(f"no answer from {names}. {fewer.workers} of {job.workers} workers start on the other hosts.")

@@ -35,9 +35,10 @@ def parse_ranks(text: str, workers: int | None) -> frozenset[int]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         ranks.update(range(int(first), int(last or first) + 1))
-    if not ranks or (workers is not None and max(ranks) >= workers):
-        last = "the last" if workers is None else workers - 1
-        raise LaunchError(f"--ranks {text}: there are the ranks 0 to {last}.")
+    if not ranks:
+        raise LaunchError(f"--ranks {text} names no rank: write the lower rank first, such as 0-3.")
+    if workers is not None and max(ranks) >= workers:
+        raise LaunchError(f"--ranks {text}: the job has only the ranks 0 to {workers - 1}.")
     return frozenset(ranks)
 
 

@@ -96,7 +96,7 @@ def write_all(file: BinaryIO, data: bytes) -> None:
         if not _takes_some(file):
             waited = waited + time.monotonic() - begin if is_ending else 0.0
             if waited > _UNREAD_S:
-                raise Unread(errno.EAGAIN, "its reader takes nothing")
+                raise Unread(errno.EAGAIN, "its reader does not read")
             continue
         waited = 0.0
         # Write up to PIPE_BUF bytes, which a writable pipe accepts without blocking. write() returns None if another

@@ -18,7 +18,7 @@ from typing import Iterator
 _PAUSE_S = 0.5
 _ORPHANS_S = 5.0  # seconds from SIGTERM to SIGKILL
 _KILLED_S = 10.0  # seconds to wait after SIGKILL, since a process may be waiting for a disk
-_WITHOUT_WORKERS_S = 5.0  # how long a launcher may continue after its last worker has ended
+WITHOUT_WORKERS_S = 5.0  # how long a launcher may continue after its last worker has ended
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -80,7 +80,7 @@ def wait_for(launcher: subprocess.Popen[bytes]) -> int | None:
             had_workers, without_since = True, 0.0
         elif had_workers:
             without_since = without_since or time.monotonic()
-            if time.monotonic() - without_since > _WITHOUT_WORKERS_S:
+            if time.monotonic() - without_since > WITHOUT_WORKERS_S:
                 launcher.kill()
                 launcher.wait()
                 return None

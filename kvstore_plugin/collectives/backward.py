@@ -51,8 +51,8 @@ def check_in_place(call: str, tensors: Sequence[NDArray]) -> None:
     """
     if is_recorded(tensors) and any(recorded.is_recorded(array) for array in tensors if arrays.kind(array) == "float"):
         raise ArgumentValueError(
-            f"{call} would overwrite an array that autograd.record() has noted, so its gradient would be wrong. Use "
-            "the call without the underscore, which returns a new array, or autograd.pause()."
+            f"{call} would overwrite an array that autograd.record() has recorded, so its gradient would be wrong. "
+            "Use the call without the underscore, which returns a new array, or autograd.pause()."
         )
 
 
@@ -108,14 +108,15 @@ def results(
         The class of the backward pass's turn.
     """
     number = turn.core.last_turn(turn.name)
-    process_set, call, generation = turn.process_set, f"backward of {turn.call}{suffix}", process.generation
+    process_set, recorded_call, generation = turn.process_set, turn.call, process.generation
+    call = f"backward of {recorded_call}{suffix}"
     name = f"{process_set._scope}/{call}, number {number % operation_names.BACKWARD_NAMES}"
     shapes, dtypes = [array.shape for array in inputs], [array.as_nd_ndarray().dtype for array in inputs]
     known = [position for position, one in enumerate(inputs) if recorded.is_recorded(one)]
 
     def backward(gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
         if generation != process.generation:
-            raise RuntimeError(f"mykv: {call} comes after another init() than the call. Record the call again.")
+            raise RuntimeError(f"mykv: {recorded_call} was recorded before the last init(). Record the call again.")
         # The argument of y.backward() may differ in dtype from y.
         gradients = [one if one.dtype == dtype else one.astype(dtype) for one, dtype in zip(gradients, dtypes)]
         if not known:

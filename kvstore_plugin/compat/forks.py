@@ -29,7 +29,7 @@ def _wait() -> None:
         return
     if draining.wait(mxnet.wait_for_all, None):
         training_warnings.warn(
-            "Operations had failed when this process was to fork, and waiting for them has made MXNet forget their "
-            "errors. Their results are missing, although reading them raises no error any more."
+            "Operations failed before this process forked. mykv had to wait for them, so MXNet has dropped their "
+            "errors: their results are missing, but reading them no longer raises an error."
         )
     core_loader.load().join_operator_threads()

@@ -172,7 +172,7 @@ class _SlowOperations:
         circle = in_circle([None if state is None else state["waits"] for state in states])
         self._least = 2 * max(self._longest, self._begin)
         if circle and self._begin:
-            _log.warning("%s.", _text(circle, states, ", unless another thread of a script goes on"))
+            _log.warning("%s.", _text(circle, states, ", unless another thread of a script continues"))
 
 
 def _is_wait(code: Any) -> bool:
@@ -290,7 +290,7 @@ def _wait(core: Any, name: str, work: Any, goes_on: Callable[[], bool]) -> None:
         if goes_on():
             missing = sorted({rank for one in core.waiting(name) for rank in one[2]})
             if missing:
-                core.give_up(name, f"rank {core.rank()} goes on", code="given_up", ranks=missing)
+                core.give_up(name, f"rank {core.rank()} continues", code="given_up", ranks=missing)
 
 
 def _meet_after_end(core: Any) -> None:

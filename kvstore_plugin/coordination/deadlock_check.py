@@ -50,7 +50,7 @@ _EQUAL_STEPS = (
 
 _EQUAL_TRAINERS = f"{TRAINERS_DIFFER}."
 
-_EQUAL_ORDER = "make calls that wait in the same order on all workers, also calls of different process sets."
+_EQUAL_ORDER = "all workers must make their waiting calls in the same order, including calls of different process sets."
 
 # For each process set the thread of its last blocking call.
 _callers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

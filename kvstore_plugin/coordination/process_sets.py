@@ -15,7 +15,7 @@ from . import operation
 _NOT_ADDED = -1
 # Reasons in errors about a set that has ended.
 _SHUT_DOWN = "ended with shutdown(): add it again after init()"
-_LOST = "ended when a worker was lost: add a new set, with ranks as they are now"
+_LOST = "ended when a worker was lost: add a new set with the current ranks"
 
 
 class _Known(NamedTuple):

@@ -34,7 +34,7 @@ from .reducer import SharedReducer, Task
 
 _log = logging.getLogger("kvstore_plugin")
 
-_LAYOUTS_DIFFER = "gradients lie in other places on another worker"
+_LAYOUTS_DIFFER = "places in shared memory differ between workers"
 _HAS_CHANGED = "a step after a change of parameters, by grad_req, initialize(), cast(), reset_ctx() or the like"
 
 
@@ -193,9 +193,10 @@ class PlannedReducer(SharedReducer):
         # No warning if the shapes differ: then the layouts differ too, and an error names the parameter.
         if self._copies_all and not knew and not fails and self._process_set.rank() == 0:
             _log.warning(
-                "All gradients of %s are reduced by copying, which is slower, since they lie in other places on some "
-                "workers. Either parameters were initialized in different orders, or some on CPUs and some on GPUs; or "
-                "some worker cannot move a gradient: kvstore_plugin.statistics()['trainers'] says there why.",
+                "All gradients of %s are reduced by copying, which is slower, since their places in shared memory "
+                "differ between workers. Either parameters were initialized in different orders, or some on CPUs and "
+                "some on GPUs; or a worker cannot move a gradient: kvstore_plugin.statistics()['trainers'] on that "
+                "worker says why.",
                 self._scope,
             )
 

@@ -122,7 +122,7 @@ def _check(trainer: gluon.Trainer) -> None:
 
 ON_STORE = (
     "AMP does not work with a gluon.Trainer that has update_on_kvstore=True: AMP looks for overflow in the gradients "
-    "when the store has updated the weights already. Use DistributedTrainer, or update_on_kvstore=False."
+    "after the store has updated the weights. Use DistributedTrainer, or update_on_kvstore=False."
 )
 
 

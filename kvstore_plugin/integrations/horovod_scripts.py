@@ -34,7 +34,7 @@ def tell_of_means(trainer: Any, process_set: ProcessSet, frame: FrameType | None
     _told.add("means")
     training_warnings.warn(
         "Gradients after allreduce_grads() are means over the %d workers, but sums in Horovod, so a script for Horovod "
-        "clips them at another norm. Make the DistributedTrainer with gradients_after_allreduce='sum' for sums as in "
+        "clips at a different norm. Make the DistributedTrainer with gradients_after_allreduce='sum' for sums as in "
         "Horovod, or with 'mean' to keep means without this warning.",
         process_set.size(),
     )

@@ -15,7 +15,16 @@ from ..world import process_set as process_sets
 from ..world.process_set import ProcessSet, global_process_set
 from . import deferred_init, load_tracking
 from .deferred_init import Broadcast
-from .naming import Named, WrongParameters, arrays_of, described, described_within, named_values, sorted_by_counters
+from .naming import (
+    WHY_ORDERS_DIFFER,
+    Named,
+    WrongParameters,
+    arrays_of,
+    described,
+    described_within,
+    named_values,
+    sorted_by_counters,
+)
 
 # The state of a parameter on a rank before a broadcast.
 _HAS_VALUES, _HAS_VALUES_AND_LASTING, _WITHOUT_VALUES, _WAITS, _WAITS_LASTING = range(5)
@@ -111,9 +120,8 @@ def _compared(process_set: ProcessSet, exchange_name: str, named: Sequence[Named
     alike = least[count:-2] == most[count:-2]
     if not alike.all() and (least[-2] == most[-2] or most[-1]):
         raise RuntimeError(
-            f"The workers order the parameters differently: rank {process.rank()} begins with {', '.join(own[:3])}. A "
-            "list made from a set has another order in each process, and so has one that is sorted by names with "
-            "counters of the process. Pass net.collect_params(), or the list of its values."
+            f"The workers order the parameters differently: rank {process.rank()} begins with {', '.join(own[:3])}. "
+            f"{WHY_ORDERS_DIFFER} Pass net.collect_params(), or the list of its values."
         )
     if not alike.all():
         shown = "\0".join(name if same else f"{name} on rank {process.rank()}" for name, same in zip(own, alike))

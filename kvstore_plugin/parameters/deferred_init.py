@@ -303,7 +303,7 @@ def _set_data(original: Callable, self: Parameter, data: Any) -> None:
 @patches.replaces(
     "gluon.Parameter._finish_deferred_init",
     when=patches.AT_INIT,
-    why="Values that not all workers have made are discarded, and made again in the next forward pass.",
+    why="Values that only some workers have initialized are discarded, and initialized again in the next forward pass.",
     does="Keeps how the Parameter is initialized.",
     undone_by="a Parameter that was not deferred",
 )

@@ -115,10 +115,13 @@ def order_of(numbered: Sequence[Parameter], params: Any) -> Order:
     return Order(agreement.digest(order), names, names)
 
 
+WHY_ORDERS_DIFFER = (
+    "The order of a list made from a set, or sorted by names with process counters, differs between processes."
+)
+
 NUMBERED_DIFFERENTLY = (
-    "The workers number the parameters of a gluon.Trainer differently. It sorts a dict by names, which begin with "
-    "counters of the process, and a list made from a set has another order in each process. Pass "
-    "list(net.collect_params().values()), or use DistributedTrainer."
+    f"The workers number the parameters of a gluon.Trainer differently. {WHY_ORDERS_DIFFER} A gluon.Trainer sorts a "
+    "dict by such names. Pass list(net.collect_params().values()), or use DistributedTrainer."
 )
 
 

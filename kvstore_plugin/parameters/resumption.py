@@ -15,7 +15,7 @@ STATES_ARE_LOST = (
 
 WORKER_WAS_LOST = (
     "This trainer is from before a worker was lost and has no elastic=True, so its weights may differ between the "
-    "workers. Make it with elastic=True for the ElasticState, or again in a reset callback."
+    "workers. Create it with elastic=True and put it into the ElasticState, or create it again in a reset callback."
 )
 
 _broadcast: Callable[[Any], None] | None = None

@@ -37,7 +37,7 @@ def look(findings: Any) -> bool:
     facts["CUDA of the driver"] = _cuda_version(found["driver"]) if found["driver"] else "there is no driver"
     facts["GPUs"] = str(found["devices"])
     if not found["devices"]:
-        findings.wrong.append("There is no GPU: without --gpu the self-test looks at everything else.")
+        findings.wrong.append("There is no GPU: without --gpu the self-test tests everything else.")
         return False
     return True
 
@@ -108,7 +108,8 @@ def _check_order(device: int) -> None:
             array.copy_from(source, stream)
         memory = {"inputs": [array.pointer], "outputs": [array.pointer], "streams": [(stream.address, device)]}
         process.wait(process.core.submit_on_gpu(f"selftest/gpu/order/{turn}", "allreduce", "float32", [count], memory))
-        _require((array.numpy() == size * (size + 1) / 2).all(), "a sum of what a stream has written before it")
+        right = (array.numpy() == size * (size + 1) / 2).all()
+        _require(right, "a sum of values written by earlier work in its stream")
     stream.close()
     source.close()
     array.close()
@@ -146,7 +147,7 @@ def _measure(facts: dict[str, str], device: int, by_nccl: bool) -> None:
             process.wait(work)
 
         text = f"{_speed(nbytes, ours)}; copied 4 times {_speed(4 * nbytes, copying)}; both at once "
-        text += f"{_median(both) / (ours + copying):.2f} of one after the other"
+        text += f"{_median(both) / (ours + copying):.2f} of the time of one after the other"
         if direct is not None:
             directly = _median(lambda array=array: direct.allreduce(array, stream))
             text += f"; NCCL called directly {_speed(nbytes, directly)}"

@@ -75,7 +75,7 @@ def _notes(recordings: list[Recording], shifts: list[int], of_rank: dict[int, li
         if difference:
             notes.append(
                 f"The clock of rank {one.rank} on {one.host} was corrected by {abs(difference) / 1e6:.3f} ms, since an "
-                "operation would have ended before all ranks had come to it."
+                "operation would have ended before all ranks had reached it."
             )
     return notes or ["No operation was recorded."]
 

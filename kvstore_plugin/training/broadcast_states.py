@@ -154,8 +154,8 @@ class _Exchange:
         self._require_same(met[:, 2:3], "use of AMP; call init_trainer() on all workers first")
         if met[share.root, 3] and not met[:, 3].all() and share.root != 0:
             raise MXNetError(
-                f"The store of the trainer on rank {share.process_set.ranks[share.root]} was set up before the stores "
-                f"of other workers, so this trainer gets the values of rank {share.process_set.ranks[0]}. Load on rank "
+                f"On rank {share.process_set.ranks[share.root]} the trainer has already set up its store; on other "
+                f"ranks it has not. So all trainers get the values of rank {share.process_set.ranks[0]}. Load on rank "
                 f"{share.process_set.ranks[0]}, on all ranks, or after the first step."
             )
         return met[:, 3]

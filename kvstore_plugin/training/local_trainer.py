@@ -290,7 +290,7 @@ class LocalTrainer(DistributedTrainer):
         if self._shares and self._generation != process.generation:
             raise RuntimeError(
                 f"{self._shares[0].scope} is a LocalTrainer of an earlier init(), and cannot meet the workers of this "
-                "init(). Make another LocalTrainer, and broadcast the parameters before."
+                "init(). Broadcast the parameters, then create another LocalTrainer."
             )
 
     def allreduce_grads(self) -> None:

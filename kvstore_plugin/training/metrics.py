@@ -122,8 +122,8 @@ def _leaves(metric: Any) -> list:
 def _kind(metric: Any) -> _Kind:
     if type(metric).reset.__module__ != mxnet_metrics.__name__:
         raise TypeError(
-            f"The metric {metric.name!r} cannot be combined over workers: its class, {type(metric).__name__}, has a "
-            "reset() of its own and so counts more than sum_metric and num_inst. Combine its counts with allreduce()."
+            f"The metric {metric.name!r} cannot be combined over workers: its class, {type(metric).__name__}, "
+            "overrides reset(), so it counts more than sum_metric and num_inst. Combine its counts with allreduce()."
         )
     return next(kind for kind in _KINDS if kind.matches(metric))
 

@@ -117,9 +117,9 @@ class DistributedSampler(gluon.data.Sampler):
         if self._was_used and not self._is_told and self._rank == 0 and self._shuffle and self._even:
             self._is_told = True
             training_warnings.warn(
-                "A DistributedSampler begins another epoch without set_epoch(), so the order of the samples is that of "
-                "the epoch before. Call sampler.set_epoch(epoch) before each epoch on all workers. For a data set that "
-                "is only evaluated, shuffle=False gives one order without this warning."
+                "A DistributedSampler begins another epoch without set_epoch(), so the order of the samples is the "
+                "same as in the previous epoch. Call sampler.set_epoch(epoch) before each epoch on all workers. For a "
+                "data set that is only evaluated, shuffle=False gives one order without this warning."
             )
         return self._noting_end(self._order()[self._rank :: self._size].tolist())
 

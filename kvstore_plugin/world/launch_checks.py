@@ -270,9 +270,9 @@ def warn_of_separate_workers(environment: Mapping[str, str] = os.environ) -> Non
     variable, count = launched
     if environment.get(_RANK_VARIABLES[variable]) == "0":
         training_warnings.warn(
-            "The launcher started %d workers, but this worker has never called init(): if it has trained, then alone. "
-            "Check the name in mx.kv.create('mykv') and give the store to gluon.Trainer or Module, or use a "
-            "DistributedTrainer.",
+            "The launcher started %d workers, but this worker has never called init(): if it has trained, it has "
+            "trained alone. Check the name in mx.kv.create('mykv') and give the store to gluon.Trainer or Module, or "
+            "use a DistributedTrainer.",
             count,
         )
 

@@ -88,8 +88,8 @@ class Watch:
     def _end(self, who: str) -> None:
         worker_notes.tell_end(1, f"an error: init() waits for {who}")
         _log.error(
-            "init() waits for %s without it. All workers must call init(): look for a sys.exit(), a return or an "
-            "os._exit() that not all workers reach. The job ends.",
+            "init() waits for %s without calling it. All workers must call init(): look for a sys.exit(), a return or "
+            "an os._exit() that not all workers reach. The job ends.",
             who,
         )
         for stream in (sys.stdout, sys.stderr):

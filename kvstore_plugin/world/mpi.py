@@ -25,7 +25,7 @@ def start(core: ModuleType) -> ModuleType:
     """
     MPI = _load(core)
     if MPI.Is_finalized():
-        raise RuntimeError("MPI was finalized already, so kvstore_plugin cannot be initialized any more.")
+        raise RuntimeError("MPI was finalized already, so kvstore_plugin can no longer be initialized.")
     if new_workers.is_waiting():
         core.finalize_mpi_at_exit()  # new_worker.py has initialized MPI
     if not MPI.Is_initialized():

@@ -331,8 +331,8 @@ def shutdown() -> None:
         ended = [text for code, (count, text) in _ended_by_leaving().items() if count > _ended_before.get(code, 0)]
         if forgotten and ended:
             training_warnings.warn(
-                "Operations have failed since a rank has left, and shutdown() has made MXNet forget their errors. The "
-                "results are missing, although reading them raises no error any more. One of the operations: %s",
+                "Operations have failed because a rank has left, and shutdown() has dropped their errors: the results "
+                "are missing, but reading them no longer raises an error. One of the operations: %s",
                 ended[0],
             )
 

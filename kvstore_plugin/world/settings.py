@@ -113,8 +113,8 @@ def _report(variable: str, text: str) -> float:
     if value != 0 and not 1 <= value <= _MOST_SECONDS:
         limit = _limit(value, _MOST_SECONDS)
         raise ValueError(
-            f"{variable} must be 1 for a table at the end, a larger number of seconds{limit} for a table every so "
-            f"often too, or 0 for none, but it is {text!r}."
+            f"{variable} must be 0 (no table), 1 (a table at the end) or a number of seconds above 1{limit} (a table "
+            f"at this interval too), but it is {text!r}."
         )
     return value
 

@@ -256,7 +256,7 @@ def _wait_in_different_sets(pair, rank, gather, in_pair):
     """The lower of the two ranks that wait for each other gives up its call."""
     begin = time.monotonic()
     lower = "barrier, but rank 1 is in a call of " + ("global_process_set" if in_pair == 0 else r"ProcessSet\(\[0, 1")
-    with pytest.raises(MXNetError, match=f"rank 0 is in {lower}.* that rank 0 has not made: make calls that wait in"):
+    with pytest.raises(MXNetError, match=f"rank 0 is in {lower}.* that rank 0 has not made: all workers must make"):
         mykv.barrier(process_set=pair if rank == in_pair else mykv.global_process_set)
     assert time.monotonic() - begin < _LIMIT
     if rank == 1:  # comes to the call that rank 0 was in

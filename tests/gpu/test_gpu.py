@@ -272,7 +272,8 @@ def test_the_self_test_finds_an_operation_that_does_not_wait_for_its_stream(mpir
     environment = {**gpu_support.environment(devices=2), "PYTHONPATH": ":".join(paths)}
     result = mpirun(2, script, env=environment, timeout=60)
     assert result.code == 1, result.text
-    assert "order of streams: a sum of what a stream has written before it is wrong" in result.stdout, result.text
+    wrong = "order of streams: a sum of values written by earlier work in its stream is wrong"
+    assert wrong in result.stdout, result.text
 
 
 def test_the_self_test_without_a_gpu(mpirun):

@@ -228,7 +228,7 @@ def test_the_death_of_a_worker_of_an_elastic_job_is_not_taken_for_the_failure_of
     )
     attempt.failure(137, output, None).tell()
     said = capsys.readouterr().err
-    assert "a worker on n1 died, and the job ended with signal 9 (SIGKILL). The others may have finished" in said
+    assert "a worker on n1 died, and the job ended with signal 9 (SIGKILL). The others may still have finished" in said
     assert "still here" not in said
 
 
@@ -526,7 +526,7 @@ def test_the_output_of_each_rank_goes_to_files_too(tmp_path, script):
         assert (tmp_path / "out" / f"rank.{rank}" / "stdout").read_text() == "sum [2.0, 2.0]\n"
     assert "ValueError: this worker is broken" in (tmp_path / "out" / "rank.1" / "stderr").read_text()
     code, stdout, stderr = _run(tmp_path, "-n", "2", "--output-filename", script, script)
-    assert code == 2 and "of --output-filename cannot be made" in stderr
+    assert code == 2 and "of --output-filename cannot be created" in stderr
 
 
 def test_folders_of_ranks_are_in_order(tmp_path):
@@ -561,9 +561,13 @@ def test_of_the_ranks_that_are_not_shown_errors_are():
 
 def test_ranks_are_lists_and_ranges():
     assert parse_ranks("0,3,5-7", 8) == {0, 3, 5, 6, 7} == parse_ranks("7,0-0,3,5-6", None)
-    for wrong in ("", "a", "0,", "-1", "1-", "3-1", "8"):
-        with pytest.raises(LaunchError, match="--ranks"):
+    for wrong in ("", "a", "0,", "-1", "1-"):
+        with pytest.raises(LaunchError, match="--ranks .*is not a list of ranks"):
             parse_ranks(wrong, 8)
+    with pytest.raises(LaunchError, match="--ranks 3-1 names no rank: write the lower rank first"):
+        parse_ranks("3-1", None)
+    with pytest.raises(LaunchError, match="--ranks 8: the job has only the ranks 0 to 7"):
+        parse_ranks("8", 8)
     with pytest.raises(LaunchError, match="--output in --mpi-args"):
         main._reading(Job(["a"], 2, mpi_arguments=["--output", "x"]), parse(["-n", "2", "--ranks", "0", "a"]), "")
 
@@ -733,12 +737,13 @@ def test_a_launcher_that_outlives_its_workers_is_ended(tmp_path, monkeypatch, ca
     launcher.write_text(_HANGING.format(python=sys.executable))
     launcher.chmod(0o755)
     monkeypatch.setattr(main, "find_mpi", lambda: _OPEN_MPI._replace(mpirun=str(launcher)))
-    monkeypatch.setattr(workers, "_WITHOUT_WORKERS_S", 1.0)
+    monkeypatch.setattr(workers, "WITHOUT_WORKERS_S", 1.0)
     begin = time.monotonic()
     assert main.main(["-n", "1", "true"]) == 1
     assert time.monotonic() - begin < 60
     shown = capfd.readouterr()
-    assert "status 3" in shown.out and "the launcher had not ended seconds after its last worker" in shown.err
+    killed = "the launcher was killed, since it had not ended 1 seconds after its last worker"
+    assert "status 3" in shown.out and killed in shown.err
 
 
 def test_a_launcher_may_outlive_its_processes_here_if_workers_may_run_elsewhere(monkeypatch):

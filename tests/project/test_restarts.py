@@ -160,7 +160,7 @@ def test_hosts_that_do_not_answer_are_left_out(tmp_path):
     assert code == 0 and stdout.split() == ["here"] * 2, stderr
     assert "no answer from far. 2 of 4 workers start on the other hosts." in stderr
     code, _, stderr = _run(tmp_path, *options, "3", "echo", "here", **path)
-    assert code == 1 and stderr.count("The other hosts take 2 workers, but --min-workers is 3.") == 2, stderr
+    assert code == 1 and stderr.count("The other hosts have slots for 2 workers, but --min-workers is 3.") == 2, stderr
 
 
 @pytest.mark.parametrize(

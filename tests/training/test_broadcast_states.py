@@ -170,7 +170,8 @@ def test_a_store_set_up_alone_has_taken_the_values_of_the_first_worker(rank):
         trainer._init_kvstore()
         trainer._init_params()
     with pytest.raises(
-        MXNetError, match="on rank 1 was set up before.*this trainer gets the values of rank 0. Load on rank 0"
+        MXNetError,
+        match="On rank 1 the trainer has already set up.*all trainers get the values of rank 0. Load on rank 0",
     ):
         mykv.broadcast_states(trainer, root_rank=1)
     mykv.broadcast_states(trainer)

@@ -555,7 +555,7 @@ def test_shutdown_tells_of_an_operation_that_failed_before_it_unless_its_error_w
         env={"MYKV_EXIT_WAIT_S": "1"},
     )
     assert result.code == 0 and result.stdout.count("read") == 1, result.text
-    assert result.stderr.count("made MXNet forget") == 1 and "'only 0'" in result.stderr, result.text
+    assert result.stderr.count("shutdown() has dropped their errors") == 1 and "'only 0'" in result.stderr, result.text
 
 
 def test_end_where_python_starts_no_thread_any_more(job):
