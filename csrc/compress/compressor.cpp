@@ -155,8 +155,8 @@ void Compressor::decode_as(const Piece& piece, const char* message, T* values) c
   Header header;
   std::memcpy(&header, message, sizeof header);
   if (header.count != static_cast<uint32_t>(piece.count) || header.is_finite > 1 || !std::isfinite(header.number)) {
-    throw Error("a compressed message between hosts is damaged: it says " + std::to_string(header.count) +
-                " elements, of " + std::to_string(piece.count));
+    throw Error("a compressed message between hosts is damaged: its header is wrong (" + std::to_string(header.count) +
+                " elements, expected " + std::to_string(piece.count) + ")");
   }
   if (header.is_finite != 0) {
     decode_payload(piece, header.number, message + sizeof header, values);

@@ -38,7 +38,7 @@ Cuda::Cuda(const Library& library) : path_(library.path()) {
   library.find("cudaDriverGetVersion", &driver_get_version_);
   if (const int driver = driver_version(); driver != 0 && driver / 1000 < version_ / 1000) {
     throw Error("the CUDA runtime in " + path_ + " is of CUDA " + std::to_string(version_ / 1000) +
-                ", and the driver knows only CUDA " + std::to_string(driver / 1000));
+                ", but the driver supports only CUDA " + std::to_string(driver / 1000));
   }
   library.find("cudaGetDeviceCount", &get_device_count_);
   library.find("cudaDeviceGetPCIBusId", &get_bus_id_);
@@ -92,12 +92,12 @@ namespace {
 
 constexpr int kOldestNccl = 21400;
 
-std::string version_text(int version) {
+}  // namespace
+
+std::string nccl_version_text(int version) {
   return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
          std::to_string(version % 100);
 }
-
-}  // namespace
 
 Nccl::Nccl(const Library& library) : path_(library.path()) {
   library.find("ncclGetVersion", &get_version_);
@@ -106,7 +106,7 @@ Nccl::Nccl(const Library& library) : path_(library.path()) {
   if (version_ < kOldestNccl) {
     // Before 2.9 the version was 1000 * major + 100 * minor + patch.
     const int version = version_ < 10000 ? version_ / 1000 * 10000 + version_ % 1000 : version_;
-    throw Error("the NCCL in " + path_ + " has version " + version_text(version) + "; mykv needs 2.14 or later");
+    throw Error("the NCCL in " + path_ + " has version " + nccl_version_text(version) + "; mykv needs 2.14 or later");
   }
   library.find("ncclGetLastError", &get_last_error_);
   library.find("ncclGetUniqueId", &get_unique_id);

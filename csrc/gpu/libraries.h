@@ -117,6 +117,9 @@ class PeerLost : public Error {
   using Error::Error;
 };
 
+// A version of NCCL as text, such as "2.23.4", from the number that NCCL 2.9 and later use for it.
+std::string nccl_version_text(int version);
+
 class Nccl {
  public:
   // Throws Error if the library lacks a function, or is older than 2.14, the first version with nonblocking

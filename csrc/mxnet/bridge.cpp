@@ -22,7 +22,7 @@ namespace {
 // only text that code depends on: an engine's error is a text, and MXNet parses it.
 constexpr const char* kLostClass = "WorkersLost: ";
 constexpr const char* kMykv = "mykv: ";
-constexpr const char* kNotTaken = "MXNet's engine has not taken the operation";
+constexpr const char* kNotTaken = "MXNet's engine did not accept the operation";
 
 // Whether this thread is pushing an operation. The engine calls an operation that is ready on the thread that pushes
 // it.

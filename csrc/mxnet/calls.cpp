@@ -203,13 +203,13 @@ Shards::Shards(const Common& common, const std::vector<Handle>& arrays, const st
   for (const ArrayShard& one : division) {
     if (one.array >= arrays.size() || one.root < 0 || one.root >= world.size() || one.begin > counts[one.array] ||
         one.count > counts[one.array] - one.begin || begins[one.array] + one.begin != end) {
-      throw Error("shards must be all elements of the arrays in their order, and their owners ranks");
+      throw Error("shards must cover all elements of the arrays in order, and their owners must be ranks");
     }
     made->push_back({end, one.count, one.root});
     if (one.root == world.rank()) own.push_back(made->back());
     end += one.count;
   }
-  if (end != count) throw Error("shards must be all elements of the arrays");
+  if (end != count) throw Error("shards must cover all elements of the arrays");
   shards = std::move(made);
 }
 
@@ -509,7 +509,7 @@ void push_reduce_to_owners(const Common& common, const std::vector<Handle>& arra
   for (size_t i = 0; i < own.size(); ++i) {
     const Description d = describe(common.bridge.api(), own[i]);
     if (d.dtype != all.dtype || d.count() != all.own[i].count)
-      throw Error("an array for " + std::to_string(all.own[i].count) + " elements is " + d.text());
+      throw Error("the array for " + std::to_string(all.own[i].count) + " elements is " + d.text());
     all.devices.all_on(d);
   }
   Operation operation = common.operation;

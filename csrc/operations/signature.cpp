@@ -256,7 +256,7 @@ std::string difference(const std::string& name, int rank, const std::string& sig
   tell_devices(&one, &other);
   const std::string advice = remedy(one, other, signature, other_signature);
   show_where_they_differ(&one, &other);
-  if (one == other) other += " (they differ behind these texts, which are too long for a message)";
+  if (one == other) other += " (the texts are too long for a message, and differ in parts that are not shown)";
   return shown_name(name) + " differs between ranks: rank " + std::to_string(rank) + " has " + one + ", rank " +
          std::to_string(other_rank) + " has " + other + ". " + advice;
 }

@@ -109,11 +109,11 @@ std::shared_ptr<const std::vector<Shard>> shards_of(const BucketShards& division
   size_t end = 0;
   for (const auto& [at, count, root] : division) {
     if (at != end || count > elements - end || root < 0 || root >= world.size())
-      throw py::value_error("shards must be all elements of the operation in their order, and their owners ranks");
+      throw py::value_error("shards must cover all elements of the operation in order, and their owners must be ranks");
     shards->push_back({at, count, root});
     end += count;
   }
-  if (end != elements) throw py::value_error("shards must be all elements of the operation");
+  if (end != elements) throw py::value_error("shards must cover all elements of the operation");
   return shards;
 }
 

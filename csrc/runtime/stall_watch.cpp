@@ -72,7 +72,7 @@ std::string remedy(const std::vector<Waiting>& waiting) {
                        [&](int rank) { return !holds(one.unresponsive, rank); });
   };
   if (std::none_of(waiting.begin(), waiting.end(), has_late_ranks)) return "";
-  return ". All ranks must make the same calls, none under `if rank() == 0:`, and have equally many batches; "
+  return ". All ranks must make the same calls, none under `if rank() == 0:`, and have the same number of batches; "
          "such waits end after MYKV_STALL_ABORT_S (1800 s by default; 0: never)";
 }
 
@@ -93,7 +93,8 @@ std::vector<StallReport> StallWatch::look(Runtime& runtime, const StallLimits& l
   const double longest = runtime.longest_wait();
   if (longest < longest_ || longest == 0) {
     // The oldest operation has ended.
-    if (warned_ && !aborted_) reports.push_back({true, "operations go on after " + seconds_text(longest_)});
+    if (warned_ && !aborted_)
+      reports.push_back({true, "operations continue after a wait of " + seconds_text(longest_)});
     *this = {};
   }
   longest_ = longest;

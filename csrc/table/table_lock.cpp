@@ -83,7 +83,8 @@ constexpr int64_t kWritingNs = 100000000;  // writing a verdict takes far less, 
 void require_without(std::mutex& mutex) {
 #ifdef __GLIBC__
   if (mutex.native_handle()->__data.__owner != syscall(SYS_gettid)) return;
-  std::fputs("mykv: the table's lock is taken under a mutex that is taken under it elsewhere\n", stderr);
+  std::fputs("mykv: a thread takes the table's lock while it holds a mutex that is elsewhere taken inside the lock\n",
+             stderr);
   std::abort();
 #else
   (void)mutex;

@@ -337,7 +337,7 @@ void TraceRows::write_dropped(uint64_t requests, std::string* out) {
   put_number(out, rank_);
   put(out, ",\"tid\":0,\"ts\":");
   put_thousandth(out, now_ns() - zero_);
-  put(out, ",\"name\":\"operations left out, the file could not be written fast enough\",\"args\":{\"operations\":");
+  put(out, ",\"name\":\"operations left out: the file could not be written fast enough\",\"args\":{\"operations\":");
   put_number(out, static_cast<int64_t>(requests));
   put(out, "}}");
 }

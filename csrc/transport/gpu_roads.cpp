@@ -78,8 +78,8 @@ std::string obstacle(const World& world, const std::vector<Equipment>& all) {
     const std::string rank = "rank " + std::to_string(world.label(static_cast<int>(r)));
     if (!all[r].problem.empty()) return rank + ": " + all[r].problem;
     if (all[r].nccl / 100 != all[0].nccl / 100) {
-      return "rank " + std::to_string(world.label(0)) + " has NCCL " + std::to_string(all[0].nccl) + " and " + rank +
-             " NCCL " + std::to_string(all[r].nccl) + " (by NCCL's own numbers)";
+      return "rank " + std::to_string(world.label(0)) + " has NCCL " + nccl_version_text(all[0].nccl) + " and " + rank +
+             " has NCCL " + nccl_version_text(all[r].nccl);
     }
   }
   for (const std::vector<int>& ranks : world.hosts()) {
@@ -90,7 +90,7 @@ std::string obstacle(const World& world, const std::vector<Equipment>& all) {
     }
     if (gpus.size() < ranks.size()) {
       return "the host of rank " + std::to_string(world.label(ranks[0])) + " has " + std::to_string(ranks.size()) +
-             " ranks and " + std::to_string(gpus.size()) + " GPUs, and NCCL needs one for each";
+             " ranks but " + std::to_string(gpus.size()) + " GPUs, and NCCL needs a GPU for each rank";
     }
   }
   return {};

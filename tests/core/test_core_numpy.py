@@ -578,7 +578,7 @@ def test_sizes_near_the_largest_number_are_refused(core):
         with pytest.raises(ValueError, match="is not in the buffer"):
             core.submit_bucket("x", buffer, begin, count, "float32", scale=5.0)
     for shards in ([(0, 2**64 - 1, 0), (2**64 - 1, 9, 0)], [(0, 9, 0)]):
-        with pytest.raises(ValueError, match="shards must be all elements"):
+        with pytest.raises(ValueError, match="shards must cover all elements"):
             core.submit_bucket("x", buffer, 0, 8, "float32", shards=shards)
     assert (np.frombuffer(before, "float32") == 1).all()
 

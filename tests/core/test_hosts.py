@@ -789,7 +789,7 @@ def test_operations_under_way_go_on_when_the_thread_that_waited_has_returned(cor
     "fault, words",
     [
         ("mpi", "MPI failed in"),
-        ("memory", "no memory for what the hosts exchange"),
+        ("memory", "no memory for the exchange between hosts"),
         ("message", "malformed message from another host"),
     ],
 )

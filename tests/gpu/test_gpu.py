@@ -95,7 +95,7 @@ def test_named_files_that_cannot_be_used_are_told(monkeypatch):
         (
             {"cuda_version": 13000, "driver_version": 12040},
             "cuda",
-            r"the CUDA runtime in \S+ is of CUDA 13, and the driver knows only CUDA 12",
+            r"the CUDA runtime in \S+ is of CUDA 13, but the driver supports only CUDA 12",
         ),
         ({"nccl_version": 21003}, "nccl", r"the NCCL in \S+ has version 2\.10\.3; mykv needs 2\.14 or later"),
         ({"nccl_version": 2708}, "nccl", r"the NCCL in \S+ has version 2\.7\.8; mykv needs 2\.14 or later"),
@@ -120,7 +120,11 @@ def _road(mpirun, ranks, options="{}", environment=None):
     ("ranks", "options", "road"),
     [
         (2, "{}", "(True, True, '', False)"),
-        (3, "{}", "(True, False, 'the host of rank 0 has 3 ranks and 2 GPUs, and NCCL needs one for each', False)"),
+        (
+            3,
+            "{}",
+            "(True, False, 'the host of rank 0 has 3 ranks but 2 GPUs, and NCCL needs a GPU for each rank', False)",
+        ),
         (2, "{'gpu': 'host'}", "(True, False, 'MYKV_GPU=host', True)"),
     ],
 )

@@ -204,7 +204,7 @@ def test_an_operation_that_the_engine_does_not_take_is_an_error_on_all_ranks(arr
     data, out = arrays.make(np.ones(4)), arrays.make(np.zeros(4))
     if arrays.rank == 1:
         arrays.mxnet.fail_to_push(how)
-        with pytest.raises(RuntimeError, match="MXNet's engine has not taken the operation: MXEnginePushAsyncND"):
+        with pytest.raises(RuntimeError, match="MXNet's engine did not accept the operation: MXEnginePushAsyncND"):
             arrays.push("allreduce", "not taken", [data], [out])
     else:
         arrays.push("allreduce", "not taken", [data], [out])

@@ -15,7 +15,7 @@ CAUSES = {
     "leaves": "it leaves as planted",
     "raises": "it ends with ValueError: planted",
     "mpi": "MPI failed in ",
-    "memory": "there is no memory for what the hosts exchange",
+    "memory": "there is no memory for the exchange between hosts",
     "message": "mykv received a malformed message from another host",
 }
 

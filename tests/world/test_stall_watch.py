@@ -192,7 +192,7 @@ print("digest", trained(True), flush=True)
 if str(rank) in mode:
     # The watch looks several times in a second.
     deadline = time.monotonic() + 20
-    while not any("go on after" in text for text in seen) and time.monotonic() < deadline:
+    while not any("continue after" in text for text in seen) and time.monotonic() < deadline:
         time.sleep(0.05)
 """
 
@@ -230,7 +230,7 @@ def test_a_stopped_worker_is_named_and_goes_on_with_the_same_numbers(mpirun, ran
     # On a busy machine init() may warn of a late worker; the warnings of the stopped one's own waits are meant.
     own = [said for one, said in warnings if one == str(who) and "waited" in said and not said.startswith("init()")]
     assert not own, result.text
-    assert any("operations go on after" in said for _, said in warnings), result.text
+    assert any("operations continue after a wait of" in said for _, said in warnings), result.text
     digests = re.findall(r"digest (\w+)", result.stdout)
     assert len(digests) == 2 * ranks and len(set(digests)) == 1, result.text
 

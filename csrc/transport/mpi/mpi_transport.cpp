@@ -79,7 +79,7 @@ bool MpiTransport::own_share(uint32_t index, std::vector<char>* values) const {
 void MpiTransport::put_result(uint32_t index, const std::vector<char>& values) {
   if (!table_.claim_chunk(index)) throw table_.departed();
   Entry& entry = table_.entry(index);
-  if (values.size() != entry.operation.bytes()) throw Error("mykv received a verdict without the result");
+  if (values.size() != entry.operation.bytes()) throw Error("mykv received the end of an operation without its result");
   Stamps* const stamps = table_.stamping() ? &table_.my_stamps(entry) : nullptr;
   if (stamps != nullptr) stamps->set(Stamp::begun);
   slots_.fill(entry, values.data());

@@ -91,7 +91,7 @@ class Staging {
 
  private:
   static Error no_memory(size_t bytes) {
-    return Error("there is no memory for what the hosts exchange: malloc() gives no " + std::to_string(bytes) +
+    return Error("there is no memory for the exchange between hosts: malloc() cannot give " + std::to_string(bytes) +
                      " bytes. Give the job more memory, or start fewer workers on this host",
                  ErrorCode::no_memory);
   }

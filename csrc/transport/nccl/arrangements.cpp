@@ -181,7 +181,7 @@ std::string Arrangements::problem_of(const std::vector<Placement>& all) const {
           return "ranks " + std::to_string(world_.label(static_cast<int>(b))) + " and " +
                  std::to_string(world_.label(static_cast<int>(a))) + " have their arrays on the same GPU (" +
                  all[a].bus_ids[i] +
-                 "), which NCCL cannot do: give each rank a GPU of its own, or set MYKV_GPU=host on all ranks";
+                 "), which NCCL does not support: give each rank a GPU of its own, or set MYKV_GPU=host on all ranks";
         }
       }
     }

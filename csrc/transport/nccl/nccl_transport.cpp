@@ -27,9 +27,9 @@ constexpr useconds_t kAbortLookUs = 1000;
 void limit_to_ordered(gpu::GpuRoads* gpus, const World& world, const Launcher* launcher, bool is_world) {
   if (!gpus->nccl) return;
   if (launcher == nullptr) {
-    gpus->reason = "the process set follows the order of launches in the world, which has ended";
+    gpus->reason = "the process set needs the world's order of launches, but the world has ended";
   } else if (!is_world && (world.hosts().size() > 1 || launcher->local_ranks(world.labels(world.hosts()[0])).empty())) {
-    gpus->reason = "the process set is on several hosts, where its launches cannot follow the order in the world";
+    gpus->reason = "the process set is on several hosts, where it cannot keep the world's order of launches";
   } else {
     return;
   }

@@ -65,7 +65,7 @@ Placement placement_of(const Request& request, int rank, int usual_device) {
     primary = memory.outputs[0];
   devices.insert(primary);
   if (devices.size() > Placement::kMostDevices) {
-    throw Error("its arrays are on " + std::to_string(devices.size()) + " GPUs, and a rank can use " +
+    throw Error("its arrays are on " + std::to_string(devices.size()) + " GPUs, but a rank can use only " +
                 std::to_string(Placement::kMostDevices));
   }
   Placement placement;
