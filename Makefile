@@ -62,7 +62,7 @@ PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_
 MADE := .made-$(PYTHON_VERSION)$(subst /,_,$(MPICC))
 PACKAGING := setup.py pyproject.toml CMakeLists.txt Makefile
 # Directories are among the sources, so that a removed file counts too.
-SOURCES := $(PACKAGING) mykv.py $(shell find build_backend csrc kvstore_plugin loader mykvrun stubs -not -name '*.pyc' -not -name __pycache__)
+SOURCES := $(PACKAGING) $(shell find build_backend csrc kvstore_plugin mykv mykvrun -not -name '*.pyc' -not -name __pycache__)
 
 # Open MPI runs as root only if told twice; the variables mean nothing to users and to other MPIs.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
@@ -191,7 +191,7 @@ $(VENV)/.installed-%: $(VENV)/$(MADE) $(SOURCES)
 .venv-mxnet2/.installed-%: .venv-mxnet2/$(MADE) $(SOURCES)
 	$(call install,$(if $(changed_packaging),'.[$(extras)]' $(MXNET),--no-deps .))
 
-# The extension module for tests, mykv_core_testing, which no installation has: in build/testing/, from the core's object files.
+# The extension module for tests, _core_testing, which no installation has: in build/testing/, from the core's object files.
 $(VENV)/.testing: $(VENV)/.installed-cpu-test
 .venv-mxnet2/.testing: .venv-mxnet2/.installed-test
 $(VENV)/.testing .venv-mxnet2/.testing: %/.testing:
@@ -278,7 +278,7 @@ docs: .venv-docs/.made
 	touch $@
 
 clean:
-	rm -rf build dist site *.egg-info mykv_core*.so .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site *.egg-info kvstore_plugin/_core*.so .pytest_cache .ruff_cache .hypothesis
 
 environments = $(VENV) .venv .venv-newest .venv-mpich .venv-impi .venv-mxnet2 .venv-numpy1 .venv-numpy2 .venv-sanitize .venv-lint .venv-docs $(client_environments)
 

@@ -48,10 +48,6 @@ TEST = ["pytest>=7", "pytest-timeout", "pytest-xdist>=3.2", "hypothesis", "twine
 TEST += ["nbconvert", "ipykernel"]  # a test runs a notebook
 # In a file, since `make docs` needs neither the package nor what it requires.
 DOCS = [line for line in (ROOT / "docs/requirements.txt").read_text().splitlines() if not line.startswith("#")]
-# Types of modules outside of packages with py.typed: type checkers look for them in packages with such names.
-STUBS = {"mykv-stubs": "stubs/mykv", "mykv_core-stubs": "stubs/mykv_core"}
-# Chooses the core at import, in wheels with several. In the source tree it would hide the compiled module.
-LOADER = {"mykv_core": "loader/mykv_core"} if ABIS else {}
 
 
 def project_urls():
@@ -92,16 +88,14 @@ setup(
     project_urls=project_urls(),
     keywords=["mxnet", "gluon", "kvstore", "mpi", "nccl", "allreduce", "data-parallel", "distributed-training"],
     python_requires=">=3.8,<3.15",
-    packages=[*find_packages(include=["kvstore_plugin", "kvstore_plugin.*", "mykvrun"]), *STUBS, *LOADER],
-    package_dir={**STUBS, **LOADER},
+    packages=find_packages(include=["kvstore_plugin", "kvstore_plugin.*", "mykv", "mykvrun"]),
     # as_horovod is a folder for PYTHONPATH, not a package.
     package_data={
-        "kvstore_plugin": ["py.typed", "timeline/page.html", "as_horovod/horovod/*.py"],
-        **{name: ["*.pyi"] for name in STUBS},
+        "kvstore_plugin": ["py.typed", "*.pyi", "timeline/page.html", "as_horovod/horovod/*.py"],
+        "mykv": ["py.typed"],
     },
-    py_modules=["mykv"],
     entry_points={"console_scripts": ["mykvrun = mykvrun.main:main"]},
-    ext_modules=[Extension("mykv_core", [])],
+    ext_modules=[Extension("kvstore_plugin._core", [])],
     cmdclass={
         "build_py": BuildPython,
         "build_ext": BuildCores if ABIS else BuildCore,

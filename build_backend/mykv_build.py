@@ -1,4 +1,4 @@
-"""Builds the extension module mykv_core, and the test module mykv_core_testing, which is not installed.
+"""Builds the extension module kvstore_plugin._core, and the test module _core_testing, which is not installed.
 
 CMakeLists.txt says how; here is what depends on this machine: the compiler, the MPI, Python's headers and the user's
 variables. CMake and Ninja compile only what has changed since the last build in the same folder.
@@ -8,8 +8,8 @@ For wheels the variable MYKV_ABIS names the compiler wrapper of an MPI of each A
     MYKV_ABIS="openmpi=/opt/openmpi/bin/mpicc mpich=/opt/mpich/bin/mpicc"
 
 Programs that are compiled with the headers of an older MPI run with newer MPIs of the same ABI. So cores built with the
-oldest headers of each ABI run on most machines. The cores have no RPATH: loader/mykv_core/ loads the core for the MPI
-that mpi4py has loaded, and the linker takes the loaded library by its SONAME.
+oldest headers of each ABI run on most machines. The cores have no RPATH: kvstore_plugin/_load_core.py loads the core
+for the MPI that mpi4py has loaded, and the linker takes the loaded library by its SONAME.
 """
 
 import contextlib
@@ -86,8 +86,8 @@ def user_flags() -> List[str]:
 def compile_target(folder: Path, target: str, cxx: List[str], flags: List[str], **options: object) -> Path:
     """Configure CMakeLists.txt in a folder, build a target, and return the file that was made.
 
-    The target is "mykv_core", "mykv_core_testing" or "part". The flags come after those of CMakeLists.txt, the options
-    are CMake's variables. A build reuses what the last build in its folder has left.
+    The target is "_core", "_core_testing" or "part". The flags come after those of CMakeLists.txt, the options are
+    CMake's variables. A build reuses what the last build in its folder has left.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def compile_target(folder: Path, target: str, cxx: List[str], flags: List[str], 
 
 
 class BuildCore(build_ext):
-    """setuptools' command build_ext for mykv_core."""
+    """setuptools' command build_ext for the core."""
 
     stays_in_place = False
 
@@ -151,9 +151,9 @@ class BuildCore(build_ext):
 
     def build_extension(self, ext):
         mpi = find_mpi()
-        self.build_module(ext.name, Path(self.build_temp), mpi, self.target(ext), mpi.rpaths(self.stays_in_place), [])
+        self.build_module(ext, Path(self.build_temp), mpi, self.target(ext), mpi.rpaths(self.stays_in_place), [])
 
-    def build_module(self, name, folder, mpi, target, rpaths, definitions):
+    def build_module(self, ext, folder, mpi, target, rpaths, definitions):
         """Build a module in a folder, and move it to its place: a running process keeps the old file."""
         import pybind11  # a build requirement; metadata alone can be made without it
 
@@ -174,7 +174,7 @@ class BuildCore(build_ext):
             definitions = [flag[2:] for flag in mpi.compile_flags if flag.startswith("-D")] + definitions
             definitions += [f'MYKV_VERSION="{self.distribution.get_version()}"', f'MYKV_MPI_BUILD="{mpi.version}"']
             made = compile_target(
-                *(folder, name, cxx, user_flags()),
+                *(folder, ext.name.rpartition(".")[2], cxx, user_flags()),
                 MYKV_INCLUDES=[*includes, sysconfig.get_paths()["include"]],
                 MYKV_DEFINITIONS=definitions,
                 MYKV_LINK=_quoted(["-Wl,--as-needed", *mpi.link_flags, *_words("LDFLAGS")]),
@@ -190,7 +190,7 @@ class BuildCore(build_ext):
 
 
 class BuildTesting(BuildCore):
-    """The command build_testing: mykv_core_testing, into build/testing/, in a folder for this Python's environment.
+    """The command build_testing: _core_testing, into build/testing/, in a folder for this Python's environment.
 
     It is linked from the object files of the core, which are compiled first if need be. It works with a core built from
     the same sources, wherever that is installed.
@@ -201,7 +201,7 @@ class BuildTesting(BuildCore):
 
     def finalize_options(self):
         super().finalize_options()
-        self.extensions = [Extension("mykv_core_testing", [])]
+        self.extensions = [Extension("_core_testing", [])]
 
     def target(self, ext):
         # A folder for each environment, since each may have another MPI.
@@ -209,15 +209,15 @@ class BuildTesting(BuildCore):
 
 
 class BuildCores(BuildCore):
-    """setuptools' command build_ext for a wheel with a core for each ABI: next to loader/mykv_core/__init__.py."""
+    """setuptools' command build_ext for a wheel with a core for each ABI."""
 
     def build_extension(self, ext):
-        suffix = Path(self.get_ext_filename("x")).name[1:]
+        only = self.target(ext)
         for abi, wrapper in wrappers().items():
             mpi = describe(wrapper, cxx_compiler())
             folder = Path("build/wheels/objects") / f"{abi}-{sys.implementation.cache_tag}"
-            target = Path(self.build_lib) / "mykv_core" / f"mykv_core.{abi}{suffix}"
-            self.build_module(ext.name, folder, mpi, target, [], [f'MYKV_MPI_ABI="{abi}"'])
+            target = only.with_name(only.name.replace(".", f".{abi}.", 1))
+            self.build_module(ext, folder, mpi, target, [], [f'MYKV_MPI_ABI="{abi}"'])
             shown = subprocess.run(["readelf", "-d", str(target)], capture_output=True, text=True).stdout
             if f"[{SONAMES[abi]}]" not in shown or "RPATH" in shown or "RUNPATH" in shown:
                 raise BuildError(

@@ -27,10 +27,10 @@ class BuildError(Exception):
 # MPI's C++ bindings left the standard in 2012; old headers still pull them in unless told not to.
 SKIP_CXX_BINDINGS = ["-DOMPI_SKIP_MPICXX=1", "-DMPICH_SKIP_MPICXX=1"]
 
-# Where the package's libmpi is, relative to the module in <prefix>/lib/python3.X/site-packages: in <prefix>/lib, even
-# with --user and Debian's dist-packages; one level higher if modules are in lib64; next to the module with
-# `uv --target` (`pip install --target` does not install the package's lib directory).
-RELATIVE_TO_MODULE = ["$ORIGIN/../..", "$ORIGIN/../../../lib", "$ORIGIN/lib"]
+# Where the package's libmpi is, relative to the module in <prefix>/lib/python3.X/site-packages/kvstore_plugin: in
+# <prefix>/lib, even with --user and Debian's dist-packages; one level higher if modules are in lib64; in site-packages
+# with `uv --target` (`pip install --target` does not install the package's lib directory).
+RELATIVE_TO_MODULE = ["$ORIGIN/../../..", "$ORIGIN/../../../../lib", "$ORIGIN/../lib"]
 
 # The placeholder that Intel's installer replaces by its folder. The wrapper from PyPI still prints it.
 INTEL_FOLDER = "I_MPI_SUBSTITUTE_INSTALLDIR"

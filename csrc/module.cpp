@@ -5,7 +5,7 @@
 #include "python/bindings.h"
 #include "python/work.h"
 
-PYBIND11_MODULE(mykv_core, m) {
+PYBIND11_MODULE(_core, m) {
   using namespace mykv;
   m.doc() = "The compiled core of mykv: collective operations over shared memory and MPI.";
   bind_errors(m);

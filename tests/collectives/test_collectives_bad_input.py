@@ -6,9 +6,9 @@ import json
 import time
 
 import kvstore_plugin as mykv
-import mykv_core
 import numpy as np
 import pytest
+from compiled import core
 from harness.support import MXNetError, array, clear_errors, fail, mx, value
 from kvstore_plugin.compat import arrays
 
@@ -403,7 +403,7 @@ def test_names_keys_and_files_of_all_languages(rank, size, language, gather, tmp
         with pytest.raises(MXNetError) as failure:
             _read(mykv.allreduce(_good(4 + (rank > 0)), name="x" * k + word * 40))
         assert word in str(failure.value) and "\ufffd" not in str(failure.value)
-    assert word in mykv_core.failures()["mismatch"][1]
+    assert word in core.failures()["mismatch"][1]
     store = mx.kv.create("mykv")
     store.init(word, _good())
     assert (value(_pushed(store, word)) == size).all()

@@ -59,11 +59,11 @@ _EVERY = [
     ],
 )
 def test_what_users_say_becomes_a_text_that_the_core_understands(params, wire):
-    import mykv_core_testing
+    from compiled import testing
 
     assert gradient_compression(params).wire == wire
     if " " in wire:
-        assert mykv_core_testing.Compressor(wire).text == wire
+        assert testing.Compressor(wire).text == wire
         assert repr(gradient_compression(params)).startswith("{'type': '")
 
 

@@ -14,19 +14,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+_TESTS = Path(__file__).parents[1]
 _ENV = {"MYKV_TEST_POOL": "hosts"}  # ranks that never import MXNet
 
 
 @pytest.fixture
 def core(hosts, gather):
     """The core over so many hosts, made for this test."""
-    import mykv_core
+    from compiled import core
     from mpi4py import MPI
 
-    mykv_core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts})
-    yield mykv_core
+    core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts})
+    yield core
     gather("no rank asks for anything more")
-    mykv_core.shutdown()
+    core.shutdown()
 
 
 def _error(core, name: str, count: int = 10):
@@ -92,20 +93,20 @@ def test_every_rank_gets_the_code_and_the_ranks(core, rank, size, hosts, gather)
 
 
 def test_an_error_without_a_code():
-    import mykv_core
+    from compiled import core
 
     # In a process of its own: another test may have initialized the core in this one.
-    script = "import mykv_core\ntry: mykv_core.rank()\nexcept mykv_core.Error as error: print(error.code, error.ranks)"
-    alone = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    script = "from compiled import core\ntry: core.rank()\nexcept core.Error as error: print(error.code, error.ranks)"
+    alone = subprocess.run([sys.executable, "-c", script], cwd=_TESTS, capture_output=True, text=True, timeout=60)
     assert alone.stdout == "other ()\n", alone.stderr
-    assert (mykv_core.Error("text").code, mykv_core.Error("text").ranks) == ("other", ())
+    assert (core.Error("text").code, core.Error("text").ranks) == ("other", ())
 
 
 def test_the_codes_are_documented():
-    import mykv_core
+    from compiled import core
 
-    page = (Path(__file__).parents[2] / "docs/errors.md").read_text()
-    assert tuple(re.findall(r"^\| `'(\w+)'` \|", page, re.MULTILINE)) == mykv_core.Error.codes
+    page = (_TESTS.parent / "docs/errors.md").read_text()
+    assert tuple(re.findall(r"^\| `'(\w+)'` \|", page, re.MULTILINE)) == core.Error.codes
 
 
 @pytest.mark.ranks(2)

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 import weakref
+from pathlib import Path
 
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from harness.core_testing import FOLDER
 from harness.support import mx
 from kvstore_plugin.compat.mxnet import view_of_memory
 
@@ -21,8 +21,8 @@ import kvstore_plugin as mykv
 import mxnet as mx
 import numpy as np
 
-sys.path.insert(0, {str(FOLDER)!r})
-import mykv_core_testing
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from compiled import testing
 
 mykv.init()
 holder = mx.nd.ndarray if mx.__version__.startswith("1.") else mx.dlpack
@@ -35,7 +35,7 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(view))
 
 
 class Slow:
-    given = mykv_core_testing.call_later, deleter, ctypes.addressof(view), time.sleep, print
+    given = testing.call_later, deleter, ctypes.addressof(view), time.sleep, print
 
     def __del__(self):  # when Python drops the names of the script, behind all exit handlers
         call_later, deleter, view, sleep, print = self.given

@@ -18,12 +18,12 @@ _ENV = {"MYKV_TEST_POOL": "bells"}  # ranks that never import MXNet
 
 @pytest.fixture
 def core():
-    import mykv_core
+    from compiled import core
     from mpi4py import MPI
 
-    if not mykv_core.is_initialized():
-        mykv_core.init(MPI.COMM_WORLD.py2f())
-    return mykv_core
+    if not core.is_initialized():
+        core.init(MPI.COMM_WORLD.py2f())
+    return core
 
 
 def _sum(core, name: str, count: int = 10):
@@ -35,16 +35,16 @@ def _sum(core, name: str, count: int = 10):
 @pytest.mark.ranks(3, env=_ENV)
 def test_a_rank_delayed_before_it_rings_keeps_no_lock_and_no_result(core, rank, size, gather):
     """The rank that comes last sleeps for three seconds between its change and the rings."""
-    import mykv_core_testing
+    from compiled import testing
 
     gather("all are here")
     if rank == size - 1:
         time.sleep(0.3)
-        mykv_core_testing.plant("ring", 1)
+        testing.plant("ring", 1)
         begun = time.monotonic()
         work, array = _sum(core, "late ring")
         assert time.monotonic() - begun > 2.9  # the fault has happened
-        mykv_core_testing.plant("ring", 0)
+        testing.plant("ring", 0)
         works = [_sum(core, f"meanwhile {k}") for k in range(10)]
     else:
         begun = time.monotonic()

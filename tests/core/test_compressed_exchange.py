@@ -49,13 +49,13 @@ def hosts() -> int:
 @pytest.fixture
 def core(hosts, size, gather):
     """The core over this number of hosts, at most one per rank, for this test."""
-    import mykv_core
+    from compiled import core
     from mpi4py import MPI
 
-    mykv_core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": min(hosts, size), "compress_bytes": _BOUND})
-    yield mykv_core
+    core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": min(hosts, size), "compress_bytes": _BOUND})
+    yield core
     gather("no rank asks for anything more")
-    mykv_core.shutdown()
+    core.shutdown()
     assert "mxnet" not in sys.modules
 
 
@@ -314,8 +314,8 @@ def test_buckets_in_shared_memory(core, rank, size):
 
 @pytest.mark.ranks(2, env=_ENV)
 def test_other_bounds_on_the_ranks_are_an_error(rank):
-    import mykv_core
+    from compiled import core
     from mpi4py import MPI
 
-    with pytest.raises(mykv_core.Error, match="MYKV_COMPRESS_BYTES"):
-        mykv_core.init(MPI.COMM_WORLD.py2f(), {"compress_bytes": 1000 + rank})
+    with pytest.raises(core.Error, match="MYKV_COMPRESS_BYTES"):
+        core.init(MPI.COMM_WORLD.py2f(), {"compress_bytes": 1000 + rank})

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import compiled
 import hypothesis
-import mykv_core
-import mykv_core_testing
 import numpy as np
 import pytest
 from harness import compression_reference as reference
@@ -48,7 +47,7 @@ _UNBIASED = [one for one in _EVERY if one[0] in ("randomk", "dithering") and not
 @pytest.fixture(scope="module")
 def core():
     """The test module: compressors need no ranks."""
-    return mykv_core_testing
+    return compiled.testing
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def every_path(core):
     best = core.kernel_path()
 
     def each():
-        for path in mykv_core.build_info()["kernels"]:
+        for path in compiled.core.build_info()["kernels"]:
             if core.select_kernel_path(path):
                 yield path
 
@@ -322,12 +321,12 @@ def test_damaged_messages_are_errors(core):
         for place, value in [(0, 99), (4, 2)]:
             damaged = message.copy()
             damaged[place] = value
-            with pytest.raises(mykv_core.Error, match="damaged"):
+            with pytest.raises(compiled.core.Error, match="damaged"):
                 compressor.decode(damaged, values.copy())
-        with pytest.raises(mykv_core.Error, match="bytes, not"):
+        with pytest.raises(compiled.core.Error, match="bytes, not"):
             compressor.decode(message[:-1], values.copy())
     message[-2:] = 255  # the last index
-    with pytest.raises(mykv_core.Error, match="element 65535 of 100"):
+    with pytest.raises(compiled.core.Error, match="element 65535 of 100"):
         compressor.decode(message, values.copy())
 
 
@@ -353,7 +352,7 @@ def test_damaged_messages_are_errors(core):
     ],
 )
 def test_wrong_parameters_are_errors_that_name_them(core, text, sentence):
-    with pytest.raises(mykv_core.Error, match=sentence):
+    with pytest.raises(compiled.core.Error, match=sentence):
         core.Compressor(text)
 
 

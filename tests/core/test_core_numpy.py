@@ -22,13 +22,13 @@ _TWO_HOSTS = {"MYKV_TEST_POOL": "numpy", "MYKV_VIRTUAL_HOSTS": "2"}
 @pytest.fixture
 def core(request):
     """The core, initialized over all ranks; it stays so between tests, as in a training program."""
-    import mykv_core
+    from compiled import core
     from mpi4py import MPI
 
-    if not mykv_core.is_initialized():
+    if not core.is_initialized():
         hosts = int(dict(request.node.get_closest_marker("ranks").kwargs["env"]).get("MYKV_VIRTUAL_HOSTS", 1))
-        mykv_core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts})
-    yield mykv_core
+        core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts})
+    yield core
     assert "mxnet" not in sys.modules
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from harness.core_testing import FOLDER
 
 _SILENT = 300
 
@@ -36,7 +35,7 @@ print(os.read(descriptor, 100).decode())
 _KEEPER = rf"""
 import os, resource, subprocess, sys, tempfile, time
 
-import mykv_core_testing as testing
+from compiled import testing
 
 with tempfile.TemporaryFile() as file:
     file.write(b"the segment")
@@ -58,8 +57,7 @@ with tempfile.TemporaryFile() as file:
 
 @pytest.mark.parametrize("descriptors", [1000, 40])
 def test_a_rank_behind_silent_strangers_gets_its_descriptor(descriptors):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])}
     words = [sys.executable, "-c", _KEEPER, str(_SILENT), str(descriptors)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=90, env=env)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=90, cwd=Path(__file__).parents[1])
     assert done.returncode == 0, done
     assert "the segment" in done.stdout and f"rejected {_SILENT}" in done.stdout, done

@@ -11,9 +11,9 @@ import signal
 import time
 from pathlib import Path
 
-import mykv_core_testing
 import numpy as np
 import pytest
+from compiled import testing
 
 _ENV = {"MYKV_TEST_POOL": "hosts"}  # ranks that never import MXNet
 
@@ -21,16 +21,16 @@ _ENV = {"MYKV_TEST_POOL": "hosts"}  # ranks that never import MXNet
 @pytest.fixture
 def start(gather):
     """A function that starts the core with options; the core ends after the test."""
-    import mykv_core
+    from compiled import core
     from mpi4py import MPI
 
     def _start(**options):
-        mykv_core.init(MPI.COMM_WORLD.py2f(), options)
-        return mykv_core
+        core.init(MPI.COMM_WORLD.py2f(), options)
+        return core
 
     yield _start
     gather("no rank asks for anything more")
-    mykv_core.shutdown()
+    core.shutdown()
 
 
 def _submit(core, name: str, count: int = 10):
@@ -45,11 +45,11 @@ def test_a_verdict_of_the_hosts_rings_the_bells_of_all_ranks(rank, start, gather
     rounds, rings = 20, []
     for k in range(rounds):
         gather("the last operation has ended")
-        before = mykv_core_testing.bell_rings(core.world())
+        before = testing.bell_rings(core.world())
         if rank == 2:
             time.sleep(0.02)  # the others sleep by then
         assert _submit(core, f"x {k}", 20_000).wait(30)
-        rings.append(mykv_core_testing.bell_rings(core.world()) - before)
+        rings.append(testing.bell_rings(core.world()) - before)
     if rank == 1:
         assert sum(rings) >= 3 * rounds, rings  # what it has posted, the verdict, the end
 
@@ -69,7 +69,7 @@ def test_entries_that_came_ahead_are_given_back_to_the_rank_that_made_them(rank,
         works += [_submit(core, f"{k} {other} {n}") for n in range(10)]
         assert all(work.wait(30) for work in works)
         gather("all have left all entries")
-        ahead = mykv_core_testing.entries_ahead(core.world())
+        ahead = testing.entries_ahead(core.world())
         gather("all have looked")
         assert ahead == [0, 0]
 
@@ -96,7 +96,7 @@ def test_a_failed_operation_ends_at_once(rank, start, hosts):
     ],
 )
 def test_a_request_ends_with_its_last_part(parts, first_agreed, ends):
-    assert mykv_core_testing.last_part(3, parts, first_agreed) == ends
+    assert testing.last_part(3, parts, first_agreed) == ends
 
 
 @pytest.mark.ranks(2, env=_ENV)
@@ -165,7 +165,7 @@ _DAEMONS = """
 import threading, time
 import numpy as np
 from mpi4py import MPI
-import mykv_core as core
+from compiled import core
 
 core.init(MPI.COMM_WORLD.py2f(), {})
 array = np.ones(10, "float32")

@@ -15,7 +15,7 @@ _BEGIN = """
 import os, sys, time
 import numpy as np
 from mpi4py import MPI
-import mykv_core as core
+from compiled import core
 
 core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": int(sys.argv[1])})
 rank, size = core.rank(), core.size()

@@ -33,7 +33,7 @@ _BODY = """
 import threading
 import numpy as np
 from mpi4py import MPI
-import mykv_core as core
+from compiled import core
 
 core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": 1})
 core.begin_stall_watch()
@@ -109,7 +109,7 @@ def test_a_fork_gets_an_error_from_each_call_and_waits_for_no_lock(mpirun):
 
 _EVENTS = """
 import os, threading
-import mykv_core_testing as testing
+from compiled import testing
 
 assert testing.load_cuda([os.environ["MYKV_CUDA_LIBRARY"]]) == ""
 held = [testing.GpuEvent() for _ in range(100)]

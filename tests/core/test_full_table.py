@@ -145,8 +145,7 @@ _LACK = """
 import threading, time
 import numpy as np
 from mpi4py import MPI
-import mykv_core as core
-import mykv_core_testing
+from compiled import core, testing
 
 comm = MPI.COMM_WORLD
 core.init(comm.py2f(), {"table_capacity": 160})  # 64 entries have memory from the start
@@ -170,13 +169,13 @@ works = []
 if rank == 0:
     core.begin_stall_watch()
     threading.Thread(target=watch, daemon=True).start()
-    mykv_core_testing.plant("entries", 1 << 40)
+    testing.plant("entries", 1 << 40)
     works += submit(range(66))
     until("there is no memory for more entries: a planted lack")
-    mykv_core_testing.plant("entries", 0)
+    testing.plant("entries", 0)
     works += submit(range(66, 120))  # more than this rank's share of the table
     deadline = time.monotonic() + 60
-    while sum(mykv_core_testing.entries_ahead(core.world())) <= 66:  # the lack is over
+    while sum(testing.entries_ahead(core.world())) <= 66:  # the lack is over
         assert time.monotonic() < deadline
         time.sleep(0.02)
     time.sleep(0.2)

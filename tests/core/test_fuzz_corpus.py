@@ -7,12 +7,12 @@ import importlib.util
 import os
 import subprocess
 
-import mykv_core_testing
 import pytest
+from compiled import testing
 from fuzz import corpus, run
 from fuzz.parsers import PARSERS
 
-_PARSERS = {name: lambda data, name=name: mykv_core_testing.parse(name, data) for name in mykv_core_testing.parsers()}
+_PARSERS = {name: lambda data, name=name: testing.parse(name, data) for name in testing.parsers()}
 _PARSERS.update(PARSERS)
 
 

@@ -15,28 +15,28 @@ _COUNT = 300_001  # two chunks of float32
 
 
 def _start(size: int, **options) -> None:
-    import mykv_core
+    from compiled import core
     from mpi4py import MPI
 
-    mykv_core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": size - 1, "exchange": "grid", **options})
+    core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": size - 1, "exchange": "grid", **options})
 
 
 @pytest.fixture
 def core(size, gather):
     """The core over a host for each rank, but that the first host has two ranks."""
-    import mykv_core
+    from compiled import core
 
     _start(size)
-    yield mykv_core
+    yield core
     gather("no rank asks for anything more")
-    mykv_core.shutdown()
+    core.shutdown()
 
 
 def _rows(size: int) -> list[list[int]]:
     """The hosts of each row."""
-    import mykv_core_testing
+    from compiled import testing
 
-    return [sorted(set(row)) for row in mykv_core_testing.square_grid(size - 1)]
+    return [sorted(set(row)) for row in testing.square_grid(size - 1)]
 
 
 def _in_the_order_of_the_grid(values: list):
@@ -46,10 +46,10 @@ def _in_the_order_of_the_grid(values: list):
 
 
 def test_every_grid_has_each_host_in_one_row_and_each_column_in_each_row():
-    import mykv_core_testing
+    from compiled import testing
 
     for hosts in [*range(2, 200), 1000, 1023, 1024, 4096]:
-        rows = mykv_core_testing.square_grid(hosts)
+        rows = testing.square_grid(hosts)
         assert sorted(host for row in rows for host in set(row)) == list(range(hosts))
         columns = {len(row) for row in rows}
         widths = {len(set(row)) for row in rows}
@@ -75,7 +75,7 @@ def test_sums_have_the_order_of_the_grid_on_all_ranks(core, rank, size, gather):
 @pytest.mark.parametrize("exchange, most", [("grid", 8), ("direct", 14)])
 def test_a_rank_has_messages_with_its_row_and_its_column_only(rank, size, gather, exchange, most):
     """8 hosts in 2 rows of 4: values and results to and from 3 hosts of the row and 1 of the column."""
-    import mykv_core as core
+    from compiled import core
 
     _start(size, exchange=exchange)
     array = np.ones(20_000, "float32")
@@ -149,9 +149,9 @@ def test_buckets_and_operations_with_a_root_run_beside_it(core, rank, size, gath
 
 @pytest.mark.ranks(4, env=_ENV)
 def test_ways_that_differ_are_refused_on_all_ranks(rank, size, gather):
-    import mykv_core
+    from compiled import core
 
-    with pytest.raises(mykv_core.Error, match="MYKV_EXCHANGE"):
+    with pytest.raises(core.Error, match="MYKV_EXCHANGE"):
         _start(size, exchange="grid" if rank == 0 else "direct")
     gather("all know")
 
@@ -159,7 +159,7 @@ def test_ways_that_differ_are_refused_on_all_ranks(rank, size, gather):
 @pytest.mark.ranks(4, 6, env=_ENV, timeout=60)
 @pytest.mark.parametrize("exchange", ["grid", "direct"])
 def test_a_broadcast_crosses_each_link_twice_at_most(rank, size, gather, exchange):
-    import mykv_core as core
+    from compiled import core
 
     _start(size, exchange=exchange)
     values = np.random.RandomState(5).randn(_COUNT).astype("float32")

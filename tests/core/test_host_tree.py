@@ -22,13 +22,13 @@ def fan_out() -> int:
 @pytest.fixture
 def core(size, fan_out, gather):
     """The core over a host for each rank, but that the first host has two ranks."""
-    import mykv_core
+    from compiled import core
     from mpi4py import MPI
 
-    mykv_core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": size - 1, "fan_out": fan_out})
-    yield mykv_core
+    core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": size - 1, "fan_out": fan_out})
+    yield core
     gather("no rank asks for anything more")
-    mykv_core.shutdown()
+    core.shutdown()
 
 
 def _messages(core) -> int:
@@ -157,8 +157,7 @@ def test_an_operation_that_is_given_up_ends_on_all_hosts_also_on_those_that_come
 @pytest.mark.parametrize("how, reason", [("leaves", "it had enough"), ("breaks down", "malformed message")])
 def test_a_host_anywhere_in_the_tree_leaves(rank, size, fan_out, how, reason, gather):
     """The hosts below it are told, and all operations end on all ranks: with the right sum, or with the reason."""
-    import mykv_core as core
-    import mykv_core_testing
+    from compiled import core, testing
     from mpi4py import MPI
 
     rng = np.random.RandomState(fan_out)
@@ -172,11 +171,11 @@ def test_a_host_anywhere_in_the_tree_leaves(rank, size, fan_out, how, reason, ga
             if how == "leaves":
                 core.leave("it had enough")
             else:
-                mykv_core_testing.plant("message", 1)
+                testing.plant("message", 1)
         begin = time.monotonic()
         ends = [_end_of(core, array, work) for array, work in zip(arrays[1:], works)]
         later = _end_of(core, arrays[0], core.submit_allreduce("later", [arrays[0]], [arrays[0]]))
-        mykv_core_testing.plant("message", 0)
+        testing.plant("message", 0)
         took = time.monotonic() - begin
         gather("all have their answers")
         core.shutdown()

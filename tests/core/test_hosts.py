@@ -25,13 +25,13 @@ _one_and_two = pytest.mark.parametrize("hosts", [1, 2])
 
 def _start(**options) -> None:
     """Four hosts agree in a chain and exchange in a grid; fewer hosts agree with rank 0 and exchange directly."""
-    import mykv_core
+    from compiled import core
     from mpi4py import MPI
 
     many = options.get("virtual_hosts") == 4
     options.setdefault("fan_out", 1 if many else 16)
     options.setdefault("exchange", "grid" if many else "direct")
-    mykv_core.init(MPI.COMM_WORLD.py2f(), options)
+    core.init(MPI.COMM_WORLD.py2f(), options)
 
 
 @pytest.fixture
@@ -43,12 +43,12 @@ def hosts() -> int:
 @pytest.fixture
 def core(hosts, gather):
     """The core over this number of hosts, for this test."""
-    import mykv_core
+    from compiled import core
 
     _start(virtual_hosts=hosts)
-    yield mykv_core
+    yield core
     gather("no rank asks for anything more")
-    mykv_core.shutdown()
+    core.shutdown()
     assert "mxnet" not in sys.modules
 
 
@@ -114,7 +114,7 @@ def _whole(bits: np.ndarray, dtype: str) -> np.ndarray:
 )
 def test_half_precision_is_rounded_once_whatever_the_hosts_are(rank, size, options, gather):
     """Small operations, slices of one chunk and of several, shards with owners, in buckets and in arrays."""
-    import mykv_core as core
+    from compiled import core
 
     _start(**options)
     for dtype in ("float16", "bfloat16"):
@@ -283,7 +283,7 @@ def test_refusal_in_the_middle_of_a_large_array_fails_all_of_it_everywhere(core,
 @pytest.mark.parametrize("leaver", [0, long(1), 2])
 def test_a_rank_that_leaves_with_operations_in_flight_lets_nobody_hang(rank, size, hosts, leaver, gather):
     """Each operation went through with the right sum or fails with the reason, on every rank, within seconds."""
-    import mykv_core as core
+    from compiled import core
 
     rng = np.random.RandomState(leaver)
     outcomes = set()
@@ -385,7 +385,7 @@ def test_names_can_be_forgotten_right_after_they_were_used(core, rank, size, hos
     ],
 )
 def test_settings_that_differ_are_refused_on_all_ranks(rank, size, hosts, gather, option, variable, values):
-    import mykv_core as core
+    from compiled import core
 
     mine = {"virtual_hosts": hosts, option: values[rank == size - 1]}
     with pytest.raises(core.Error, match=rf"{variable}.* {values[0]} on rank 0 and {values[1]} on rank {size - 1}"):
@@ -402,7 +402,7 @@ def test_settings_that_differ_are_refused_on_all_ranks(rank, size, hosts, gather
 @_one_and_two
 def test_a_rank_that_cannot_start_fails_init_on_all_ranks(rank, size, hosts, gather):
     """One rank cannot map the segment; the others learn that and do not wait."""
-    import mykv_core as core
+    from compiled import core
 
     for who in (0, size - 1):
         before = resource.getrlimit(resource.RLIMIT_AS)
@@ -525,7 +525,7 @@ def test_pushpull_on_two_hosts_sums_and_names_what_differs(rank, size):
 @pytest.mark.ranks(2, 3, env=_ENV)
 @_one_and_two
 def test_ranks_of_other_versions_are_refused_naming_both(rank, size, hosts, gather):
-    import mykv_core as core
+    from compiled import core
 
     for name in ("mykv", "MXNet"):
         versions = {"mykv": "1.0", "MXNet": "1.9.1"}
@@ -559,7 +559,7 @@ def test_a_rank_that_waits_for_another_host_sleeps(core, rank, size, hosts, gath
 @pytest.mark.ranks(2, env=_ENV)
 def test_memory_for_copies_is_bounded_however_slow_the_network_is(rank, size, gather):
     """Of 48 MB no more is copied at a time than there is memory for, and what the first exchange needed."""
-    import mykv_core as core
+    from compiled import core
 
     _start(virtual_hosts=2, part_bytes=1 << 17, staging_bytes=1 << 20, network_bytes=1 << 17)
     array = np.ones(12 << 20, "float32")
@@ -576,7 +576,7 @@ def test_memory_for_copies_is_bounded_however_slow_the_network_is(rank, size, ga
 @pytest.mark.ranks(3, 4, env=_ENV)
 def test_a_higher_priority_overtakes_what_waits_for_the_network(rank, size, gather):
     """All ranks see one order, whoever posts first: operations wait at rank 0, which begins with the most urgent."""
-    import mykv_core as core
+    from compiled import core
 
     _start(virtual_hosts=2, network_bytes=1 << 16)
     arrays = [np.full(100_000, float(rank), "float32") for _ in range(30)]
@@ -795,13 +795,13 @@ def test_operations_under_way_go_on_when_the_thread_that_waited_has_returned(cor
 )
 @pytest.mark.parametrize("host", [0, -1])
 def test_rank_that_breaks_down_ends_its_operations_on_all_ranks_at_once(core, rank, size, gather, fault, words, host):
-    import mykv_core_testing
+    from compiled import testing
 
     breaks = core.host_ranks()[host][0]
     _works(core, size, "before")
     gather("the fault comes")
     if rank == breaks:
-        mykv_core_testing.plant(fault, 1)
+        testing.plant(fault, 1)
     try:
         array = np.ones(1 << 20, "float32")
         begun = time.monotonic()
@@ -811,4 +811,4 @@ def test_rank_that_breaks_down_ends_its_operations_on_all_ranks_at_once(core, ra
         assert time.monotonic() - begun < (1.8 if fault == "mpi" else 10)
         assert rank == breaks or f"rank {breaks}" in str(failure.value)
     finally:
-        mykv_core_testing.plant(fault, 0)
+        testing.plant(fault, 0)

@@ -13,11 +13,11 @@ _TAG = 7
 
 @pytest.mark.ranks(3, env={"MYKV_TEST_POOL": "hosts", "OMPI_MCA_smsc": "^cma"})
 def test_a_large_message_whose_sender_sleeps_holds_nobody_up(rank, gather):
-    import mykv_core_testing
+    from compiled import testing
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD.Dup()
-    inbox = mykv_core_testing.Inbox(comm.py2f(), _TAG) if rank == 0 else None
+    inbox = testing.Inbox(comm.py2f(), _TAG) if rank == 0 else None
     taken = []
 
     def look_until(holds) -> None:

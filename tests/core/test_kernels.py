@@ -20,12 +20,12 @@ _BUFFER_BYTES = 64 << 10
 @pytest.fixture(scope="module")
 def core():
     """The core, initialized over all ranks."""
-    import mykv_core
+    from compiled import core
     from mpi4py import MPI
 
-    if not mykv_core.is_initialized():
-        mykv_core.init(MPI.COMM_WORLD.py2f(), {})
-    yield mykv_core
+    if not core.is_initialized():
+        core.init(MPI.COMM_WORLD.py2f(), {})
+    yield core
     assert "mxnet" not in sys.modules
 
 
@@ -295,7 +295,7 @@ def test_the_setting_of_the_last_init_selects_the_path(mpirun):
     script = """
     import os
     import kvstore_plugin as mykv
-    import mykv_core as core
+    from compiled import core
 
     best = core.kernel_path()
     for setting, expected in (("generic", "generic"), ("best", best), ("generic", "generic"), (None, best)):

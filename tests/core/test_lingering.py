@@ -6,9 +6,9 @@ import os
 import time
 
 import kvstore_plugin as mykv
-import mykv_core_testing
 import numpy as np
 import pytest
+from compiled import testing
 from harness.support import array, value
 
 
@@ -17,7 +17,7 @@ def _ready():
     if os.sysconf("SC_NPROCESSORS_ONLN") < 2:
         pytest.skip("needs a core for each of two ranks; with fewer no thread stays awake")
     yield
-    mykv_core_testing.plant("linger", 0)
+    testing.plant("linger", 0)
 
 
 def _with_fresh_credit():
@@ -44,7 +44,7 @@ def test_the_thread_that_pushes_ends_the_operation_when_the_others_come_soon(ran
         value(_push("before", rank)[0])
         gather("together")
         if rank == 0:
-            mykv_core_testing.plant("linger", 1)  # ten seconds instead of 20 us
+            testing.plant("linger", 1)  # ten seconds instead of 20 us
         else:
             time.sleep(0.5)
         result, took = _push("soon", rank)
@@ -77,7 +77,7 @@ def test_no_push_lingers_while_another_operation_is_under_way(rank, gather):
     gather("together")
     if rank == 0:
         first, _ = _push("first", rank, 1_000_000)
-        mykv_core_testing.plant("linger", 1)
+        testing.plant("linger", 1)
         second, took = _push("second", rank)
         assert took < 5, took
         gather("both are pushed")

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import kvstore_plugin as mykv
-import mykv_core_testing
 import numpy as np
 import pytest
-from harness import core_testing, launcher
+from compiled import testing
+from harness import launcher
 from harness.cgroups import memory_cgroup
 from harness.support import MXNetError, array, checksum, dense_network, mx, value
 from mxnet import autograd
@@ -76,7 +76,7 @@ def _cgroup(tmp_path, version: int, files: dict[str, dict[str, str]], place: str
 
 
 def _headroom(proc: str):
-    return mykv_core_testing.memory_headroom(proc)
+    return testing.memory_headroom(proc)
 
 
 _V2 = {"memory.current": "100000000", "memory.stat": "anon 5\ninactive_file 20000000\nactive_file 10000000\n"}
@@ -167,15 +167,16 @@ import os, sys, time
 from mpi4py import MPI
 comm = MPI.COMM_WORLD
 open({folder!r} + "/cgroup.procs", "w").write(str(os.getpid()))
-import numpy as np, mykv_core as core
+import numpy as np
+from compiled import core
 if comm.rank == 0:
     open({folder!r} + "/{limit}", "w").write(str(int(open({folder!r} + "/{usage}").read()) + (300 << 20)))
 comm.Barrier()
 core.init(comm.py2f(), {{}})
-import mykv_core_testing
+from compiled import testing
 ballast = []
 if comm.rank == 0:
-    while mykv_core_testing.memory_headroom()[0] > (40 << 20):
+    while testing.memory_headroom()[0] > (40 << 20):
         ballast.append(np.ones(1 << 20, dtype="uint8"))
     try:
         while True:
@@ -212,7 +213,8 @@ def test_the_first_operation_ends_however_little_memory_is_left(mpirun):
 _LIMITED_FILES = """
 import resource, sys
 from mpi4py import MPI
-import numpy as np, mykv_core as core
+import numpy as np
+from compiled import core
 most = int(sys.argv[1])
 if MPI.COMM_WORLD.rank == 0:
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
@@ -241,8 +243,8 @@ def test_a_limit_of_the_size_of_files_bounds_the_shared_memory(mpirun):
 _SHRINKING = """
 import os
 open({folder!r} + "/cgroup.procs", "w").write(str(os.getpid()))
-import mykv_core_testing
-region = mykv_core_testing.Region(2 << 30)
+from compiled import testing
+region = testing.Region(2 << 30)
 print("begins", flush=True)
 try:
     region.allocate(1 << 30)
@@ -252,15 +254,15 @@ print("taken:", region.taken())
 """
 
 
-def test_what_was_taken_of_a_slot_is_given_back_when_memory_runs_out_in_the_middle(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(core_testing.FOLDER))
+def test_what_was_taken_of_a_slot_is_given_back_when_memory_runs_out_in_the_middle():
     with memory_cgroup() as made:
         if made is None:
             pytest.skip("no memory cgroup can be made here")
         limit, usage = made.folder / made.limit, made.folder / made.usage
         limit.write_text(str(2 << 30))
         program = _SHRINKING.format(folder=str(made.folder))
-        with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as running:
+        command = [sys.executable, "-c", program]
+        with subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True) as running:
             assert running.stdout.readline() == "begins\n"
             enough = int(usage.read_text()) + 100 * _MIB
             while running.poll() is None and int(usage.read_text()) < enough:
@@ -381,7 +383,7 @@ def test_names_of_trainers_go_with_the_trainer_and_its_parameters(rank, gather):
 
     def names():
         gc.collect()
-        return mykv_core_testing.counted_names(mykv.world.process.core.world())
+        return testing.counted_names(mykv.world.process.core.world())
 
     def train(on_store):
         net = dense_network(rank)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-import mykv_core_testing
 import numpy as np
 import pytest
+from compiled import testing
 
 _KIB, _MIB, _PAGE = 1 << 10, 1 << 20, 4096
 _WARM = 16 * _MIB  # that a region keeps for the next operations
@@ -17,7 +17,7 @@ class _Slots:
     """Allocated slots of a region, and the resulting free space."""
 
     def __init__(self, nbytes: int, keeps: bool = False) -> None:
-        self.region = mykv_core_testing.Region(nbytes, keeps)
+        self.region = testing.Region(nbytes, keeps)
         self.nbytes = nbytes
         self.memory = np.frombuffer(self.region, dtype=np.uint8)
         self.held: dict[int, tuple[int, bool]] = {}  # offset: bytes, whether it is only reserved
@@ -99,7 +99,7 @@ def test_slots_of_random_sizes_against_a_model(seed, keeps):
 @pytest.mark.ranks(1)
 def test_buckets_of_ever_other_sizes_come_and_go():
     """On a region as large as a rank's with 1 GiB; nothing is held between them."""
-    region = mykv_core_testing.Region(1 << 30)
+    region = testing.Region(1 << 30)
     for number in range(2000):
         nbytes = 256 * _MIB + 4 * _KIB * number
         region.release_reserved(region.reserve(nbytes), nbytes)
@@ -109,7 +109,7 @@ def test_buckets_of_ever_other_sizes_come_and_go():
 
 @pytest.mark.ranks(1)
 def test_memory_of_large_slots_is_given_back():
-    region = mykv_core_testing.Region(_BYTES)
+    region = testing.Region(_BYTES)
     memory = np.frombuffer(region, dtype=np.uint8)
     for number in range(5):
         nbytes = 20 * _MIB + number * _PAGE
@@ -123,7 +123,7 @@ def test_memory_of_large_slots_is_given_back():
 @pytest.mark.ranks(1)
 def test_with_several_hosts_memory_stays_where_it_is_and_serves_again():
     """MPI may have registered its pages with a network card, which does not notice that others are in their place."""
-    region = mykv_core_testing.Region(_BYTES, keeps_memory=True)
+    region = testing.Region(_BYTES, keeps_memory=True)
     memory = np.frombuffer(region, dtype=np.uint8)
     sizes = [20 * _MIB, 3 * _MIB, 300 * _KIB, 5 * _PAGE]
     offsets = [region.allocate(nbytes) for nbytes in sizes * 3]
@@ -143,7 +143,7 @@ def test_with_several_hosts_memory_stays_where_it_is_and_serves_again():
 
 @pytest.mark.ranks(1)
 def test_room_that_many_small_slots_have_left_serves_a_large_one_and_the_other_way_round():
-    region = mykv_core_testing.Region(64 * _MIB)
+    region = testing.Region(64 * _MIB)
     offsets = [region.allocate(_MIB) for _ in range(64)]
     with pytest.raises(RuntimeError, match="used up"):
         region.allocate(_MIB)

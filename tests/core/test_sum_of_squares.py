@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import mykv_core_testing as testing
 import numpy as np
 import pytest
+from compiled import testing
 
 _SUMS = 16
 _COUNTS = [0, 1, 15, 16, 17, 1000, 1024, 5003, 70001]

@@ -19,8 +19,7 @@ _BEGIN = """
 import os, signal, sys, threading, time
 import numpy as np
 from mpi4py import MPI
-import mykv_core as core
-import mykv_core_testing
+from compiled import core, testing
 
 hosts, who, warn, abort = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
 core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts})
@@ -88,7 +87,7 @@ if rank != who:
 else:
     say("now", os.getpid())
     try:
-        mykv_core_testing.signal_under_lock(core.world(), signal.SIGSTOP)
+        testing.signal_under_lock(core.world(), signal.SIGSTOP)
     except core.Error as error:
         say("error", rank, "lock", error)
     for one in start("early"):
@@ -163,7 +162,7 @@ def test_a_rank_that_dies_with_the_table_locked_is_named(mpirun):
         say("end", rank)
     else:
         time.sleep(1)
-        mykv_core_testing.signal_under_lock(core.world(), signal.SIGKILL)
+        testing.signal_under_lock(core.world(), signal.SIGKILL)
     time.sleep(60)  # mpirun would end the others
     """
     who = 2
@@ -191,7 +190,7 @@ def test_who_gives_an_operation_up_does_not_wait_for_a_stopped_rank(mpirun):
     else:
         MPI.COMM_WORLD.Barrier()
         say("now", os.getpid())
-        mykv_core_testing.signal_under_lock(core.world(), signal.SIGSTOP)
+        testing.signal_under_lock(core.world(), signal.SIGSTOP)
         early = Sum("early", "small")
     early.check()
     say("sum", rank)
@@ -209,7 +208,7 @@ _LEAVE = """
 if rank == who:
     say("now", os.getpid())
     try:
-        mykv_core_testing.signal_under_lock(core.world(), signal.SIGSTOP)
+        testing.signal_under_lock(core.world(), signal.SIGSTOP)
     except core.Error as error:
         say("error", rank, "lock", error)
     run("small", "late")
@@ -263,7 +262,7 @@ def test_a_clock_that_is_set_back_does_not_stretch_the_wait_for_the_lock(mpirun,
     body = """
     if rank == who:
         say("now", os.getpid())
-        mykv_core_testing.signal_under_lock(core.world(), signal.SIGSTOP)
+        testing.signal_under_lock(core.world(), signal.SIGSTOP)
     else:
         time.sleep(0.3)
         core.shutdown()

@@ -338,14 +338,15 @@ def test_a_job_that_could_outlive_its_workers_ends_with_them_where_nothing_is_el
     "hosts, dies",
     [
         (2, "os.kill(os.getpid(), signal.SIGKILL)"),
-        long(1, "mykv_core_testing.signal_under_lock(process.core.world(), signal.SIGKILL)"),
+        long(1, "testing.signal_under_lock(process.core.world(), signal.SIGKILL)"),
     ],
 )
 def test_operations_name_who_has_died_also_where_they_fail_before_that_is_known(mpirun, hosts, dies):
     """MPI fails at once, and so does the table of a host that was locked."""
     script = f"""
     import os, signal, time
-    import kvstore_plugin as mykv, mxnet as mx, mykv_core_testing
+    import kvstore_plugin as mykv, mxnet as mx
+    from compiled import testing
     from kvstore_plugin.world import failure_detector as liveness
     from kvstore_plugin.world import process
 

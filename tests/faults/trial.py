@@ -59,7 +59,7 @@ class Tree:
             if (root / name).is_file():
                 (self.path / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, self.path / name)
-        for built in ["build", *(one.name for one in root.glob("mykv_core*.so"))]:
+        for built in ["build", *(f"kvstore_plugin/{one.name}" for one in root.glob("kvstore_plugin/_core*.so"))]:
             if (root / built).is_dir():
                 shutil.copytree(root / built, self.path / built)
             elif (root / built).exists():

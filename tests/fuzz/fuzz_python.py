@@ -11,10 +11,6 @@ import atheris
 _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent)]
 
-from harness import core_testing  # noqa: E402
-
-sys.path.append(str(core_testing.FOLDER))  # for `mykv_core_testing`
-
 with atheris.instrument_imports(
     include=["kvstore_plugin", "mykvrun", "pickle"], exclude=["kvstore_plugin.compat.mxnet"]
 ):

@@ -15,12 +15,12 @@ from typing import Any, Callable, Iterator
 import kvstore_plugin  # noqa: F401
 import mxnet as mx
 import numpy as np
+from compiled import testing
 from kvstore_plugin.collectives import gradient_compression
 from kvstore_plugin.sharded_optimizer import state_file
 from kvstore_plugin.timeline import joined, page, recording
 from kvstore_plugin.world import launch_checks as launch
 from kvstore_plugin.world import settings
-from mykv_core_testing import Compressor
 
 from mykvrun import hosts
 from mykvrun.errors import LaunchError
@@ -117,7 +117,7 @@ def compression(data: bytes) -> None:
     with contextlib.suppress(TypeError, ValueError):
         wire = gradient_compression.gradient_compression(params).wire
         if wire not in ("", "float16", "bfloat16"):
-            assert Compressor(wire).text == wire
+            assert testing.Compressor(wire).text == wire
 
 
 def hostfile(data: bytes) -> None:

@@ -24,14 +24,14 @@ package.__path__ = [{str(Path(settings.__file__).parents[1])!r}]
 # Without MXNet, whose import takes most of such a script's time.
 _ROAD = """
     import os
-    import mykv_core
+    from compiled import core
     from mpi4py import MPI
-    mykv_core.find_gpus([os.environ["MYKV_CUDA_LIBRARY"]], [os.environ["MYKV_NCCL_LIBRARY"]])
+    core.find_gpus([os.environ["MYKV_CUDA_LIBRARY"]], [os.environ["MYKV_NCCL_LIBRARY"]])
     options = {"options"}
     try:
-        mykv_core.init(MPI.COMM_WORLD.py2f(), options)
-        print("road", mykv_core.gpu_road())
-    except mykv_core.Error as error:
+        core.init(MPI.COMM_WORLD.py2f(), options)
+        print("road", core.gpu_road())
+    except core.Error as error:
         print("refused:", error)
     """
 _SHARE = """
@@ -251,11 +251,11 @@ def test_the_self_test_finds_an_operation_that_does_not_wait_for_its_stream(mpir
     script = """
     import ctypes
     import sys
-    import mykv_core
+    from compiled import core
     from kvstore_plugin.selftest import __main__ as selftest
     from kvstore_plugin.selftest import gpu as selftest_gpu
     from standin.gpu_support import Cuda
-    cuda, submit = Cuda(), mykv_core.submit_on_gpu
+    cuda, submit = Cuda(), core.submit_on_gpu
 
     class LateStream(selftest_gpu.Stream):
         def __init__(self, device):
@@ -266,7 +266,7 @@ def test_the_self_test_finds_an_operation_that_does_not_wait_for_its_stream(mpir
         del memory["streams"]
         return submit(name, kind, dtype, counts, memory)
 
-    mykv_core.submit_on_gpu, selftest_gpu.Stream = submit_without_streams, LateStream
+    core.submit_on_gpu, selftest_gpu.Stream = submit_without_streams, LateStream
     selftest_gpu._SPEED_BYTES = selftest_gpu._DTYPES = ()
     selftest_gpu._TURNS = 1
     sys.argv.append("--gpu")
@@ -289,12 +289,13 @@ def test_an_operation_waits_for_the_stream_of_its_run_context(mpirun):
     """What the engine gives to an operation is made here: a device, and a stream object that begins with CUDA's."""
     script = """
     import ctypes
-    import mykv_core, numpy as np
+    import numpy as np
+    from compiled import core
     from standin import gpu_support
     from standin.gpu_support import Cuda, DeviceArray
     from mpi4py import MPI
-    mykv_core.find_gpus([gpu_support.cuda_library()], [gpu_support.nccl_library()])
-    mykv_core.init(MPI.COMM_WORLD.py2f(), {})
+    core.find_gpus([gpu_support.cuda_library()], [gpu_support.nccl_library()])
+    core.init(MPI.COMM_WORLD.py2f(), {})
     rank, cuda = MPI.COMM_WORLD.rank, Cuda()
 
     class RunContext(ctypes.Structure):
@@ -311,7 +312,7 @@ def test_an_operation_waits_for_the_stream_of_its_run_context(mpirun):
         cuda.cudaMemcpyAsync(array.pointer, late.pointer, 4000, 3, handle)
         place = [(array.pointer, rank)]
         memory = {"inputs": place, "outputs": place, "context": ctypes.addressof(context)}
-        mykv_core.submit_on_gpu("late", "allreduce", "float32", [1000], memory).wait()
+        core.submit_on_gpu("late", "allreduce", "float32", [1000], memory).wait()
         print("sum", stream is not None, array.numpy()[0])
     cuda.cudaStreamSynchronize(handle)
     """

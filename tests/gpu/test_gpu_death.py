@@ -26,7 +26,7 @@ def test_a_rank_that_is_killed_while_nccl_sums_ends_the_job_and_leaves_no_proces
     import numpy as np
     from standin import gpu_support
     from standin.gpu_support import DeviceArray
-    import mykv_core as core
+    from compiled import core
     from mpi4py import MPI
 
     rank = MPI.COMM_WORLD.rank

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import core_testing, launcher
+from harness import launcher
 from harness.marks import needs_standin
 from standin import gpu_support
 from standin.gpu_arrays import FAILING, LIMIT, Gpus, check_random_allreduces, piece, place
@@ -413,7 +413,7 @@ _FAILURES = (
 
 
 def _environment(**settings):
-    paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2]), str(core_testing.FOLDER)]
+    paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
     return {
         **gpu_support.environment(devices=8, delay_us=100, nccl_launch_us=300, **settings),
         "PYTHONPATH": ":".join(paths),
@@ -432,7 +432,7 @@ _ORDER = (
     FAILING
     + """
     import signal
-    import mykv_core_testing
+    from compiled import testing
 
     core.init(world.py2f(), {"virtual_hosts": 1})
     assert core.gpu_road() == (True, True, "", False), core.gpu_road()
@@ -442,7 +442,7 @@ _ORDER = (
         work = submit("late")
         time.sleep(0.5)  # it has arrived
         print("now", os.getpid(), flush=True)
-        mykv_core_testing.signal_with_launch_order(core.world(), int(sys.argv[1]))
+        testing.signal_with_launch_order(core.world(), int(sys.argv[1]))
     else:
         time.sleep(1.5)
         began = time.monotonic()
@@ -486,17 +486,17 @@ def test_a_rank_that_dies_with_the_order_of_launches_is_named(mpirun):
 def test_another_nccl_on_one_rank_is_the_reason_why_it_does_not_serve(mpirun):
     script = """
         import os
-        import mykv_core
+        from compiled import core
         from standin import gpu_support
         from mpi4py import MPI
 
         rank = MPI.COMM_WORLD.rank
         os.environ["STANDIN_NCCL_VERSION"] = ["22304", "21803"][rank]
-        mykv_core.find_gpus([gpu_support.cuda_library()], [gpu_support.nccl_library()])
-        mykv_core.init(MPI.COMM_WORLD.py2f(), {})
+        core.find_gpus([gpu_support.cuda_library()], [gpu_support.nccl_library()])
+        core.init(MPI.COMM_WORLD.py2f(), {})
         reason = "rank 0 has NCCL 2.23.4 and rank 1 has NCCL 2.18.3"
-        assert mykv_core.gpu_road() == (True, False, reason, False), mykv_core.gpu_road()
-        assert mykv_core.transports()["nccl"] == reason
-        mykv_core.shutdown()
+        assert core.gpu_road() == (True, False, reason, False), core.gpu_road()
+        assert core.transports()["nccl"] == reason
+        core.shutdown()
     """
     assert mpirun(2, script, env=_environment()).code == 0

@@ -39,12 +39,12 @@ def cuda():
 
 
 def _start(hosts: int, **options) -> None:
-    import mykv_core
+    from compiled import core
     from mpi4py import MPI
 
-    mykv_core.find_gpus([gpu_support.cuda_library()], [gpu_support.nccl_library()])
+    core.find_gpus([gpu_support.cuda_library()], [gpu_support.nccl_library()])
     given = {"gpu": "host", "virtual_hosts": hosts, "part_bytes": _PART, "staging_bytes": _STAGING, **options}
-    mykv_core.init(MPI.COMM_WORLD.py2f(), given)
+    core.init(MPI.COMM_WORLD.py2f(), given)
 
 
 @pytest.fixture
@@ -56,14 +56,14 @@ def hosts() -> int:
 @pytest.fixture
 def core(hosts, gather, cuda):
     """The core over so many hosts, made for this test."""
-    import mykv_core
+    from compiled import core
 
     before, registered = cuda.violations(), cuda.standin_registered()
     _start(hosts)
-    yield mykv_core
+    yield core
     gather("no rank asks for anything more")
-    if mykv_core.is_initialized():
-        mykv_core.shutdown()
+    if core.is_initialized():
+        core.shutdown()
     assert cuda.violations() == before
     assert cuda.standin_calls("cudaDeviceSynchronize") == 0
     assert cuda.standin_calls("cudaStreamSynchronize") == 0
@@ -393,7 +393,7 @@ def test_higher_priority_overtakes(core, rank, on_gpu, cuda):
 @_one_and_two
 def test_more_parts_under_way_than_the_table_has_entries(rank, size, hosts, on_gpu, cuda, gather):
     """Each rank begins with another array; copies end in any order, and find the table full when they do."""
-    import mykv_core as core
+    from compiled import core
 
     _start(hosts, table_capacity=1, part_bytes=4096, staging_bytes=1 << 20)  # 16 entries for each rank
     values = [np.arange(40_000 + k, dtype="float32") % (7 + k) for k in range(8)]
@@ -510,7 +510,7 @@ _PLANTS = [
 @pytest.mark.ranks(2, env=_ENV, timeout=120)
 @_one_and_two
 def test_failure_of_any_function_is_an_error_on_all_ranks(rank, size, hosts, on_gpu, cuda, gather):
-    import mykv_core as core
+    from compiled import core
 
     for number, (function, nth) in enumerate(_PLANTS):
         code, who = (_OUT_OF_MEMORY, _LOST)[number % 2], number % size
@@ -589,7 +589,7 @@ def test_memory_that_cuda_does_not_register_serves_nevertheless(core, rank, size
 @pytest.mark.ranks(2, 3, env=_ENV, timeout=60)
 @_one_and_two
 def test_gpu_that_is_lost_in_the_middle_ends_operations_on_all_ranks(rank, size, hosts, on_gpu, cuda, gather):
-    import mykv_core as core
+    from compiled import core
 
     for moment in (0.0, 0.003, 0.01):
         _start(hosts)
@@ -654,7 +654,7 @@ def test_shutdown_waits_for_copies_under_way(core, rank, on_gpu, cuda, gather):
 @pytest.mark.ranks(2, env=_ENV)
 def test_nothing_is_given_back_that_a_gpu_may_still_write_to(rank, on_gpu, cuda, gather):
     """A rank that must go does not wait for a GPU for ever, but leaves it its memory."""
-    import mykv_core as core
+    from compiled import core
 
     _start(1)
     work = _hold_an_operation(core, on_gpu, cuda, gather)
@@ -676,7 +676,7 @@ def test_nothing_is_given_back_that_a_gpu_may_still_write_to(rank, on_gpu, cuda,
 @pytest.mark.ranks(2, env=_ENV)
 def test_a_result_on_its_way_to_a_gpu_comes_when_its_rank_breaks_down(rank, size, on_gpu, cuda, gather):
     """The other rank has it."""
-    import mykv_core as core
+    from compiled import core
 
     _start(1)
     count = _PART // 8  # a single part

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import core_testing
+_TESTS = str(Path(__file__).resolve().parents[1])  # on PYTHONPATH, for `compiled`
 
 # Set by a launcher in each of its processes; a launcher started by a test must not inherit them.
 _LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "HYDI_", "SLURM_STEP_")
@@ -70,7 +70,7 @@ def environment(directory: Path | None, extra: dict[str, str] | None = None) -> 
     # It makes Python write each argument of print() separately, and launchers then mix the ranks' output in one line.
     clean.pop("PYTHONUNBUFFERED", None)
     own = dict(_CHECKS)
-    own["PYTHONPATH"] = os.pathsep.join([str(core_testing.FOLDER), *filter(None, [clean.get("PYTHONPATH")])])
+    own["PYTHONPATH"] = os.pathsep.join([_TESTS, *filter(None, [clean.get("PYTHONPATH")])])
     if directory:
         own["PRTE_MCA_prte_tmpdir_base"] = str(directory)
         own["OMPI_MCA_btl_sm_backing_directory"] = os.environ.get("MYKV_TEST_SM_DIRECTORY", str(directory))

@@ -20,10 +20,11 @@ from pathlib import Path
 _TESTS = Path(__file__).resolve().parents[1]
 _SMALL_MEMORY = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
 _PROBE = """
-import mykv_core, mxnet as mx
+import mxnet as mx
+from kvstore_plugin.world import core
 one = mx.nd.ones((1, 1, 3, 3))
 mx.nd.Convolution(one, one, kernel=(3, 3), num_filter=1, no_bias=True).wait_to_read()
-print("kernels", mykv_core.select_kernel_path({kernels!r}))
+print("kernels", core.load().select_kernel_path({kernels!r}))
 """
 
 

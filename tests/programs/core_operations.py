@@ -12,8 +12,8 @@ import sys
 import time
 import zlib
 
-import mykv_core as core
 import numpy as np
+from compiled import core
 
 os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")  # as importing the package does: ranks outnumber the cores
 from mpi4py import MPI

@@ -1,29 +1,23 @@
-"""Wheels have a core for each MPI ABI: the choice of the core, and the error if no core fits (loader/mykv_core)."""
+"""Which core is loaded (kvstore_plugin/_load_core.py): wheels have one for each MPI ABI."""
 
 from __future__ import annotations
 
 import importlib.machinery
-import importlib.util
 import os
+import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from compiled import core
+from kvstore_plugin import _load_core
 
-_ROOT = Path(__file__).resolve().parents[2]
-_LOADER = _ROOT / "loader" / "mykv_core" / "__init__.py"
 _SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 
 _OPEN_MPI = "Open MPI v5.0.11, package: Open MPI someone, ident: 5.0.11, repo rev: v5.0.11, Jun 23, 2026"
 _MPICH = "MPICH Version:      4.2.1\nMPICH Release date: Wed Apr 17 15:30:02 CDT 2024\n"
-
-
-def _load(path: Path, name: str):
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -43,15 +37,34 @@ def _load(path: Path, name: str):
     ],
 )
 def test_the_abi_of_a_library(version, has_ompi_symbols, standard_abi, expected):
-    assert _load(_LOADER, "loader").abi_of(version, has_ompi_symbols, standard_abi) == expected
+    assert _load_core.abi_of(version, has_ompi_symbols, standard_abi) == expected
+
+
+def _made(folder: Path, *names: str) -> Path:
+    """A package of _load_core.py and empty files."""
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).write_text("")
+    return Path(shutil.copy(_load_core.__file__, folder))
+
+
+def _found(load_core: Path, *path: Path) -> str:
+    """The core that is found, and why; with these folders first in sys.path."""
+    program = (
+        f"import runpy\nload_core = runpy.run_path({str(load_core)!r})\n"
+        "try: print(*load_core['find']())\nexcept ImportError as error: print('REFUSED', error)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture
 def choose(tmp_path):
-    """Create an mpi4py that consists of a library, and cores; returns the loader's choice in a process with them."""
-    package, cores = tmp_path / "site" / "mpi4py", tmp_path / "cores"
+    """Create an mpi4py that consists of a library, and cores; returns the choice in a process with them."""
+    package = tmp_path / "site" / "mpi4py"
     package.mkdir(parents=True)
-    cores.mkdir()
     (package / "__init__.py").write_text("")
 
     def run(version: str, symbols: str = "", built: tuple[str, ...] = ("openmpi", "mpich")) -> str:
@@ -62,29 +75,18 @@ int MPI_Get_library_version(char* text, int* n) {{ strcpy(text, "{text}"); *n = 
         library = package / f"MPI{_SUFFIX}"
         command = ["g++", "-xc", "-fPIC", "-shared", "-", "-o", str(library)]
         subprocess.run(command, input=source, text=True, check=True, timeout=60)
-        for abi in built:
-            (cores / f"mykv_core.{abi}{_SUFFIX}").write_text("")
-        program = (
-            f"import importlib.util\nspec = importlib.util.spec_from_file_location('loader', {str(_LOADER)!r})\n"
-            "loader = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(loader)\n"
-            f"try: print(*loader.choose({str(cores)!r}))\nexcept ImportError as error: print('REFUSED', error)\n"
-        )
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        shutil.rmtree(tmp_path / "cores", ignore_errors=True)
+        return _found(_made(tmp_path / "cores", *(f"_core.{abi}{_SUFFIX}" for abi in built)), tmp_path / "site")
 
     return run
 
 
 def test_the_library_that_mpi4py_has_loaded_chooses_the_core(choose):
     chosen = choose(_OPEN_MPI, "int ompi_mpi_comm_world;")
-    assert f"mykv_core.openmpi{_SUFFIX} openmpi, since mpi4py has loaded Open MPI v5.0.11 (" in chosen
+    assert f"/_core.openmpi{_SUFFIX} openmpi, since mpi4py has loaded Open MPI v5.0.11 (" in chosen
     assert f"mpi4py/MPI{_SUFFIX})" in chosen  # the file with the function
     chosen = choose(_MPICH)
-    assert f"mykv_core.mpich{_SUFFIX} mpich, since mpi4py has loaded MPICH Version: 4.2.1 (" in chosen
+    assert f"/_core.mpich{_SUFFIX} mpich, since mpi4py has loaded MPICH Version: 4.2.1 (" in chosen
 
 
 def test_no_core_for_the_library(choose):
@@ -101,6 +103,33 @@ def test_a_wheel_with_one_core(choose):
     assert said.startswith("REFUSED") and "has cores for libmpi.so.40 (Open MPI 4 and 5)." in said, said
 
 
+def test_sources_that_were_not_built_use_the_core_of_the_installation(tmp_path):
+    sources = _made(tmp_path / "sources" / "kvstore_plugin", f"_core.cpython-27{_SUFFIX[-3:]}", "_core.pyi")
+    _made(tmp_path / "installation" / "kvstore_plugin", f"_core{_SUFFIX}")
+    found = _found(sources, tmp_path / "sources", tmp_path / "installation")
+    assert found == f"{tmp_path}/installation/kvstore_plugin/_core{_SUFFIX} \n"
+    (sources.parent / f"_core{_SUFFIX}").write_text("")
+    found = _found(sources, tmp_path / "installation")
+    assert found == f"{tmp_path}/sources/kvstore_plugin/_core{_SUFFIX} \n"
+
+
+def _wheel(folder: Path) -> dict[str, str]:
+    """Environment with a copy of the package as a wheel has it; its two cores are the one that is here."""
+    package = folder / "kvstore_plugin"
+    shutil.copytree(Path(_load_core.__file__).parent, package, ignore=shutil.ignore_patterns("_core.*.so"))
+    for abi in ("openmpi", "mpich"):
+        shutil.copy(core.__file__, package / f"_core.{abi}{_SUFFIX}")
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def test_an_error_of_the_core_comes_out_of_a_pickle_where_a_wheel_has_several_cores(tmp_path):
+    pickled = pickle.dumps(core.Error("a text"))
+    program = f"import pickle, kvstore_plugin; print(repr(pickle.loads({pickled!r})), kvstore_plugin._core.__file__)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=_wheel(tmp_path), capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith(f"Error('a text') {tmp_path}/kvstore_plugin/_core."), done
+
+
 def test_mpi4py_without_a_library(tmp_path):
     """As mpi4py's wheels without an MPI: the search for its module raises a RuntimeError of many lines."""
     (tmp_path / "mpi4py").mkdir()
@@ -111,12 +140,12 @@ def test_mpi4py_without_a_library(tmp_path):
     )
     (tmp_path / "mpi4py" / "__init__.py").write_text(finder)
     program = (
-        "import sys\nfrom kvstore_plugin.world import core\n"
-        f"sys.path.insert(0, {str(_LOADER.parents[1])!r})\nsys.path.insert(0, {str(tmp_path)!r})\n"
+        f"import sys\nfrom kvstore_plugin.world import core\nsys.path.insert(0, {str(tmp_path)!r})\n"
         "try: core.load()\nexcept ImportError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith("mpi4py loads no MPI library, so mykv_core has none (cannot load MPI library): "), (
-        done
-    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=_wheel(tmp_path / "wheel"), capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith(
+        "mpi4py loads no MPI library, so kvstore_plugin._core has none (cannot load MPI library): "
+    ), done
     assert done.stdout.count("\n") == 1

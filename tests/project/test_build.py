@@ -24,7 +24,7 @@ import sys
 sys.path.insert(0, "build_backend")
 from mykv_build import BuildCore, BuildCores, BuildTesting, wrappers
 from setuptools import Extension, setup
-setup(name="mykv", version="0", ext_modules=[Extension("mykv_core", [])], packages=[],
+setup(name="mykv", version="0", ext_modules=[Extension("kvstore_plugin._core", [])], packages=[],
       cmdclass=dict(build_ext=BuildCores if wrappers() else BuildCore, build_testing=BuildTesting))
 """
 
@@ -39,7 +39,7 @@ _SOURCES = {
 }
 
 _UNITS = {"python", "world", "sum_avx2", "digest"}
-_MODULE = "mykv_core" + sysconfig.get_config_var("EXT_SUFFIX")
+_MODULE = "_core" + sysconfig.get_config_var("EXT_SUFFIX")
 
 
 class _Tree:
@@ -52,6 +52,7 @@ class _Tree:
         for name, text in _SOURCES.items():
             _write(self.sources / name, text)
         _write(self.path / "setup.py", _SETUP)
+        (self.path / "kvstore_plugin").mkdir()  # where `build_ext --inplace` leaves the module
         shutil.copy(_ROOT / "CMakeLists.txt", self.path)
         for name in ("mykv_build.py", "mykv_mpi.py"):
             _write(self.path / "build_backend" / name, (_BACKEND / name).read_text())
@@ -101,7 +102,7 @@ class _Tree:
 
     def module(self) -> Path:
         """Where build_ext leaves the module."""
-        (path,) = (self.path / "build").glob(f"lib*/{_MODULE}")
+        (path,) = (self.path / "build").glob(f"lib*/kvstore_plugin/{_MODULE}")
         return path
 
 
@@ -129,7 +130,7 @@ def test_a_build_compiles_folders_and_only_what_has_changed(tree):
     tree.environment = tree.make_environment("second")  # other paths, newer files
     shutil.rmtree(tree.root / "first")
     assert tree.compiled_by("build_ext") == set()
-    assert tree.compiled_by("build_ext", "--inplace") == set() and (tree.path / _MODULE).exists()
+    assert tree.compiled_by("build_ext", "--inplace") == set() and (tree.path / "kvstore_plugin" / _MODULE).exists()
 
     _write(tree.environment / "headers/pybind11/pybind11.h", "#define PYBIND11_VERSION 2\n")
     assert tree.compiled_by("build_ext") == {"python"}
@@ -172,11 +173,11 @@ def test_an_error_of_the_compiler_is_told_once_and_what_was_compiled_stays(tree)
     tree.compiled_by("build_ext")
     good = (tree.sources / "testing/module.cpp").read_text()
     _write(tree.sources / "testing/module.cpp", "int testing() { return nothing; }\n")
-    told = "cmake failed for mykv_core_testing, see its messages above."
+    told = "cmake failed for _core_testing, see its messages above."
     assert tree.refusal_of("build_testing") == f"error: {told}"
     _write(tree.sources / "testing/module.cpp", good)
     assert tree.compiled_by("build_testing") == {"testing", "digest"}
-    assert "cmake failed for mykv_core, see" in tree.refusal_of("build_ext", CXXFLAGS="--no-such-option")
+    assert "cmake failed for _core, see" in tree.refusal_of("build_ext", CXXFLAGS="--no-such-option")
 
 
 def test_a_running_process_keeps_the_old_module(tree):
@@ -204,7 +205,7 @@ def test_flags_of_the_user_and_where_the_library_is_looked_for(tree):
     variables = {"CPPFLAGS": "-DTEXT='\"a $word\"'", "CXXFLAGS": "-O1 -g", "LDFLAGS": "-z now -Wl,-rpath,'$ORIGIN/a b'"}
     tree.compiled_by("build_ext", **variables)
     shown = subprocess.run(["readelf", "-d", str(tree.module())], capture_output=True, text=True, check=True).stdout
-    assert "[$ORIGIN/../..:$ORIGIN/../../../lib:$ORIGIN/lib:$ORIGIN/a b]" in shown and "NOW" in shown, shown
+    assert "[$ORIGIN/../../..:$ORIGIN/../../../../lib:$ORIGIN/../lib:$ORIGIN/a b]" in shown and "NOW" in shown, shown
     assert "[libmpi.so]" in shown and "SONAME" not in shown
     (path,) = (tree.path / "build").glob("temp*/cmake/compile_commands.json")
     commands = [entry["command"] for entry in json.loads(path.read_text())]
@@ -214,7 +215,9 @@ def test_flags_of_the_user_and_where_the_library_is_looked_for(tree):
     assert b"a $word\0" in tree.module().read_bytes()
 
     tree.compiled_by("build_ext", "--inplace", CPPFLAGS="-DTEXT={1}")
-    shown = subprocess.run(["readelf", "-d", str(tree.path / _MODULE)], capture_output=True, text=True).stdout
+    shown = subprocess.run(
+        ["readelf", "-d", str(tree.path / "kvstore_plugin" / _MODULE)], capture_output=True, text=True
+    ).stdout
     assert f"[{sysconfig.get_path('data')}/lib" in shown and "$ORIGIN" not in shown
 
 
@@ -230,9 +233,9 @@ def test_a_wheel_has_a_core_for_each_abi(tree):
     mpis = {abi: tree.make_environment(abi, f"libmpi.so.{number}") for abi, number in (("openmpi", 40), ("mpich", 12))}
     abis = " ".join(f"{abi}={path}/bin/mpicc" for abi, path in mpis.items())
     tree.compiled_by("build_ext", MYKV_ABIS=abis)
-    (folder,) = (tree.path / "build").glob("lib*/mykv_core")
+    (folder,) = (tree.path / "build").glob("lib*/kvstore_plugin")
     assert sorted(path.name.split(".")[1] for path in folder.iterdir()) == ["mpich", "openmpi"]
-    assert b"libmpi.so.12" in (folder / _MODULE.replace("core.", "core.mpich.", 1)).read_bytes()
+    assert b"libmpi.so.12" in (folder / _MODULE.replace(".", ".mpich.", 1)).read_bytes()
     said = tree.refusal_of("build_ext", MYKV_ABIS=f"mpich={mpis['openmpi']}/bin/mpicc")
     assert "does not need libmpi.so.12, or has an RPATH" in said
     said = tree.refusal_of("build_ext", MYKV_ABIS=abis, LDFLAGS="-Wl,-rpath,/opt/lib")

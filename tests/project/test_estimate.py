@@ -33,11 +33,11 @@ _HOSTS, _HOST = _rows("benchmarks-hosts"), _rows("benchmarks")
 
 
 def test_the_model_has_the_grids_of_the_core():
-    import mykv_core_testing
+    from compiled import testing
 
     assert model.grid(64) == (1, 64)
     for hosts in [*range(65, 300), 1000, 1024, 4096]:
-        rows = mykv_core_testing.square_grid(hosts)
+        rows = testing.square_grid(hosts)
         assert model.grid(hosts) == (len(rows), len(rows[0]))
 
 

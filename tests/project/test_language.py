@@ -91,7 +91,7 @@ def _texts(path: Path) -> str:
 def _counts() -> dict[str, int]:
     """The number of matches in the code, by folder."""
     counts: dict[str, int] = {}
-    for top in ("kvstore_plugin", "mykvrun", "loader", "build_backend", "csrc", "benchmarks", "examples"):
+    for top in ("kvstore_plugin", "mykvrun", "build_backend", "csrc", "benchmarks", "examples"):
         for path in sorted((_ROOT / top).rglob("*")):
             if path.suffix in (".py", ".cpp", ".h") and path.is_file():
                 folder = "/".join(path.relative_to(_ROOT).parts[:2]) if path.parent != _ROOT / top else top

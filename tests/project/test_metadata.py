@@ -52,7 +52,7 @@ def archive(made):
 
 def test_the_source_archive_has_what_building_needs(sources, archive):
     names, _ = archive
-    folders = ("build_backend/", "csrc/", "kvstore_plugin/", "mykvrun/", "stubs/", "tests/", "docs/")
+    folders = ("build_backend/", "csrc/", "kvstore_plugin/", "mykv/", "mykvrun/", "tests/", "docs/")
     needed = [
         name for name in sources if name.startswith(folders) or name.endswith((".toml", ".cff", "CMakeLists.txt"))
     ]

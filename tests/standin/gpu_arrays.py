@@ -111,7 +111,7 @@ FAILING = """
     import numpy as np
     from standin import gpu_support
     from standin.gpu_support import Cuda, DeviceArray, Nccl
-    import mykv_core as core
+    from compiled import core
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD

@@ -112,20 +112,20 @@ def start_core(request, by_nccl: bool = True, **options):
     **options
         Of init().
     """
-    import mykv_core
+    from compiled import core
     from mpi4py import MPI
 
-    if not mykv_core.is_initialized():
+    if not core.is_initialized():
         hosts = int(dict(request.node.get_closest_marker("ranks").kwargs["env"]).get("MYKV_VIRTUAL_HOSTS", 1))
         os.environ.update(environment(devices=16, delay_us=200, nccl_launch_us=300, seed=os.getpid()))
-        mykv_core.find_gpus([cuda_library()], [nccl_library()])
-        mykv_core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts, **options})
-    if ON_REAL_GPU and by_nccl and len(set().union(*mykv_core.gpus())) < MPI.COMM_WORLD.size:
+        core.find_gpus([cuda_library()], [nccl_library()])
+        core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts, **options})
+    if ON_REAL_GPU and by_nccl and len(set().union(*core.gpus())) < MPI.COMM_WORLD.size:
         pytest.skip("NCCL needs a GPU for each rank")
     if by_nccl:
-        assert mykv_core.gpu_road() == (True, True, "", False)
-        assert mykv_core.transports()["nccl"] == ""
-    return mykv_core
+        assert core.gpu_road() == (True, True, "", False)
+        assert core.transports()["nccl"] == ""
+    return core
 
 
 class CudaError(RuntimeError):
@@ -394,14 +394,14 @@ class Mxnet:
     CPU, GPU, PRIORITIZED = 1, 2, 3  # kinds of devices, and a FnProperty
 
     def __init__(self, major: int = 1, on_start=None):
-        import mykv_core
+        from compiled import core
 
         self.library = ctypes.CDLL(mxnet_library())
         self.library.standin_mx_array.restype = ctypes.c_void_p
         self._on_start = ctypes.CFUNCTYPE(None)(on_start) if on_start else None
         self.library.standin_mx_release(major, self._on_start)
         self.made: list[int] = []
-        mykv_core.attach_mxnet(self.library._handle, major)
+        core.attach_mxnet(self.library._handle, major)
 
     def array(self, memory) -> int:
         """Handle of an array over the memory of a DeviceArray or of a numpy.ndarray; free() frees all."""

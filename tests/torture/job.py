@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Callable
 
-from harness import core_testing, launcher
+from harness import launcher
 from harness.processes import Launch, send_signal
 
 _TESTS = Path(__file__).resolve().parent.parent
@@ -79,9 +79,7 @@ class Job:
         self.ranks = ranks
         self.directory = Path(tempfile.mkdtemp(prefix="mykv-torture-"))
         program = [sys.executable, "-m", module, *map(str, arguments)]
-        path = ":".join(
-            filter(None, [str(_TESTS), str(_STACKS), str(core_testing.FOLDER), os.environ.get("PYTHONPATH")])
-        )
+        path = ":".join(filter(None, [str(_TESTS), str(_STACKS), os.environ.get("PYTHONPATH")]))
         folder = {"TMPDIR": str(self.directory)} if has_folder else {}
         own = {"PYTHONPATH": path, "MYKV_VIRTUAL_HOSTS": str(hosts), **folder, **(env or {})}
         self._output = (self.directory / "output").open("wb")

@@ -27,7 +27,7 @@ _PARAMETERS = 1000  # of one trainer
 def _core(at_once: int):
     import os
 
-    import mykv_core as core
+    from compiled import core
 
     core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": int(os.environ.get("MYKV_VIRTUAL_HOSTS", "1"))})
     arrays = np.ones((at_once, 4), "float32")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import mykv_core as core
+from compiled import core
 from mpi4py import MPI
 
 from .job import say

@@ -13,8 +13,8 @@ import threading
 import time
 from typing import Any
 
-import mykv_core as core
 import numpy as np
+from compiled import core
 from mpi4py import MPI
 
 from . import drawing

@@ -16,8 +16,7 @@ import subprocess
 import sys
 import time
 
-import mykv_core as core
-import mykv_core_testing
+from compiled import core, testing
 from mpi4py import MPI
 
 from .drawing import Operation
@@ -111,7 +110,7 @@ class _Rank:
             ended = time.monotonic()
         self.meet()
         for fault in ("mpi", "memory", "message"):
-            mykv_core_testing.plant(fault, 0)
+            testing.plant(fault, 0)
         core.shutdown()
         if not any(one.stops for one in happenings):  # else it may have been stopped in the middle of a write
             late = sum(bool((result.view("uint8") != _PATTERN).any()) for result in failed)
@@ -124,7 +123,7 @@ class _Rank:
         if one.what in ("leaves", "raises"):
             group.leave(CAUSES[one.what])
         elif not one.stops:
-            mykv_core_testing.plant(one.what, one.chances)
+            testing.plant(one.what, one.chances)
         else:
             self._waker.stdin.write(f"{one.lasts:.3f}\n")
             self._waker.stdin.flush()
@@ -132,7 +131,7 @@ class _Rank:
                 os.kill(os.getpid(), signal.SIGSTOP)
                 return
             try:
-                mykv_core_testing.signal_under_lock(group, signal.SIGSTOP)
+                testing.signal_under_lock(group, signal.SIGSTOP)
             except core.Error:
                 # The others have given the table up meanwhile; or it was before, and nobody was stopped.
                 time.sleep(one.lasts)

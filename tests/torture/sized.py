@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
-import mykv_core as core
 import numpy as np
+from compiled import core
 from mpi4py import MPI
 
 from .job import say

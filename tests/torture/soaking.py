@@ -24,7 +24,7 @@ _ROUND = 50  # steps between two looks at the clock, which all ranks share
 
 
 def _core():
-    import mykv_core as core
+    from compiled import core
 
     core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": int(os.environ.get("MYKV_VIRTUAL_HOSTS", "1"))})
     buffer = core.allocate(4096)
@@ -118,8 +118,7 @@ def _made():
 
 def held() -> dict[str, int]:
     """What this process has of what may grow."""
-    import mykv_core
-    import mykv_core_testing
+    from compiled import core, testing
 
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
@@ -129,7 +128,7 @@ def held() -> dict[str, int]:
         "threads": len(os.listdir("/proc/self/task")),
         "shared_files": Path("/proc/self/maps").read_text().count("/dev/shm/"),
         "maps": Path("/proc/self/maps").read_text().count("\n"),
-        "names": mykv_core_testing.counted_names(mykv_core.world()),  # of operations, among all ranks
+        "names": testing.counted_names(core.world()),  # of operations, among all ranks
     }
 
 

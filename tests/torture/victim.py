@@ -33,7 +33,7 @@ def _core() -> None:
     from mpi4py import MPI
 
     say_pid(MPI.COMM_WORLD.Get_rank())
-    import mykv_core as core
+    from compiled import core
 
     # By its path: the package itself imports MXNet, which takes seconds.
     path = Path(importlib.util.find_spec("kvstore_plugin").origin).parent / "sharded_optimizer" / "atomic_file.py"

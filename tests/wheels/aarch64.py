@@ -106,8 +106,8 @@ def _build(python: Path) -> Path:
     includes = [mpi / "include", pybind11.get_include(), _SYSTEM / "usr/include" / python.name, _SYSTEM / "usr/include"]
     (version,) = re.findall(r"version=\"(.*)\"", (_ROOT / "setup.py").read_text())
     suffix = f".cpython-{python.name[6:].replace('.', '')}-aarch64-linux-gnu.so"
-    # The second is where tests/harness/core_testing.py looks.
-    for name, target in (("mykv_core", _WORK), ("mykv_core_testing", _ROOT / "build" / "testing" / "usr")):
+    # Where kvstore_plugin/_load_core.py and tests/compiled.py look.
+    for name, target in (("_core", _WORK / "kvstore_plugin"), ("_core_testing", _ROOT / "build/testing/usr")):
         made = mykv_build.compile_target(
             *(_OBJECTS, name, [_CXX], ["-Werror"]),
             CMAKE_SYSTEM_NAME="Linux",

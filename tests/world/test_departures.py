@@ -15,8 +15,7 @@ _BEGIN = """
 import os, signal, subprocess, sys, time
 import numpy as np
 from mpi4py import MPI
-import mykv_core as core
-import mykv_core_testing
+from compiled import core, testing
 
 comm = MPI.COMM_WORLD
 core.init(comm.py2f(), {"virtual_hosts": int(sys.argv[1])})
@@ -112,13 +111,13 @@ def test_a_rank_that_can_do_no_more_but_lives_is_named_on_all_hosts(mpirun, rank
     for fault, count in [(fault, count) for fault in ("mpi", "memory", "message") for count in (1, 2, 5, 13)]:
         comm.Barrier()
         if rank == {who}:
-            mykv_core_testing.plant(fault, count)
+            testing.plant(fault, count)
         name = f"x {{fault}} {{count}}"
         works = [submit(f"{{name}} {{k}}", 300 << k) for k in range(11)]
         for k, work in enumerate(works):
             check(f"{{name}} {{k}}", work, 15)
         comm.Barrier()
-        mykv_core_testing.plant(fault, 0)
+        testing.plant(fault, 0)
         core.shutdown()
         core.init(comm.py2f(), {{"virtual_hosts": {hosts}}})
     """
@@ -142,7 +141,7 @@ def test_an_operation_that_is_done_succeeds_on_all_ranks_of_a_host_when_some_bre
     for count in range(20, 1220, 40):
         comm.Barrier()
         if rank == (0, 3)[count // 40 % 2]:
-            mykv_core_testing.plant("mpi", count)
+            testing.plant("mpi", count)
         works = [submit(f"y {k}", 12000) for k in range(100)]
         ends = []
         for array, work in works:
@@ -157,7 +156,7 @@ def test_an_operation_that_is_done_succeeds_on_all_ranks_of_a_host_when_some_bre
                 torn += 1
         say("ends", rank, count, ends.count("sum"), len(ends) - ends.count("sum"))
         comm.Barrier()
-        mykv_core_testing.plant("mpi", 0)
+        testing.plant("mpi", 0)
         core.shutdown()
         core.init(comm.py2f(), {"virtual_hosts": 2})
     say("torn", rank, torn)
@@ -177,7 +176,7 @@ def test_a_departure_of_which_the_notices_are_lost_is_noticed_all_the_same(mpiru
         time.sleep(0.012)
         stop(6.5)
     else:
-        mykv_core_testing.plant("notice", 1)
+        testing.plant("notice", 1)
         time.sleep(0.3)
         core.leave("it had enough")
     check("x", started, 40)
@@ -195,8 +194,7 @@ def test_what_a_single_rank_posts_while_it_leaves_ends(mpirun):
     import threading, time
     import numpy as np
     from mpi4py import MPI
-    import mykv_core as core
-    import mykv_core_testing
+    from compiled import core, testing
 
     for kind, count in (("small", 0), ("part", 1 << 15), ("parts", 1 << 18)):
         core.init(MPI.COMM_WORLD.py2f(), {})
@@ -211,7 +209,7 @@ def test_what_a_single_rank_posts_while_it_leaves_ends(mpirun):
             else:
                 works.append(group.submit_allreduce("x", [array], [array]))
 
-        mykv_core_testing.plant("late", 1)
+        testing.plant("late", 1)
         thread = threading.Thread(target=post)
         thread.start()
         time.sleep(0.1)

@@ -477,7 +477,7 @@ def test_a_forked_child_that_drops_a_process_set_leaves_mpi_alone(mpirun, tmp_pa
     import gc, os
     import numpy as np
     from mpi4py import MPI
-    import mykv_core as core
+    from compiled import core
 
     core.init(MPI.COMM_WORLD.py2f(), {{"virtual_hosts": {hosts}}})
     group = core.make_group(MPI.COMM_WORLD.py2f(), [0, 1], {{"virtual_hosts": {hosts}}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -114,7 +115,7 @@ def _sentence(result) -> str:
 
 
 def test_missing_core(mpirun):
-    result = mpirun(0, "import sys\nsys.modules['mykv_core'] = None\n" + _CREATE)
+    result = mpirun(0, "import sys\nsys.modules['kvstore_plugin._core'] = None\n" + _CREATE)
     assert "ImportError" in _sentence(result) and "pip install" in _sentence(result), result.text
 
 
@@ -130,20 +131,33 @@ def shadow(tmp_path):
     return write
 
 
-def test_missing_mpi_library(mpirun, shadow):
-    message = "libmpi.so.40: cannot open shared object file: No such file or directory"
-    result = mpirun(0, _CREATE, env=shadow("mykv_core", f"raise ImportError({message!r})"))
+_NO_LIBRARY = """
+import sys
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        if name == "kvstore_plugin._core":
+            raise ImportError("libmpi.so.40: cannot open shared object file: No such file or directory")
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+def test_missing_mpi_library(mpirun):
+    result = mpirun(0, _NO_LIBRARY + _CREATE)
     for word in ("ImportError", "libmpi.so.40", "LD_LIBRARY_PATH", "openmpi"):
         assert word in _sentence(result), result.text
 
 
 def test_missing_mpi_library_for_real(mpirun, tmp_path):
-    """The core itself, moved to where it finds no libmpi."""
-    import mykv_core
+    """A copy of the package, where the core finds no libmpi."""
+    from compiled import core
 
     lonely = tmp_path / "a" / "b" / "c"
-    lonely.mkdir(parents=True)
-    shutil.copy(mykv_core.__file__, lonely)
+    package = Path(importlib.util.find_spec("kvstore_plugin").origin).parent
+    shutil.copytree(package, lonely / "kvstore_plugin")
+    shutil.copy(core.__file__, lonely / "kvstore_plugin")
     result = mpirun(
         0,
         _CREATE,

@@ -102,7 +102,7 @@ def test_a_link_that_goes_down_and_up_again_changes_no_result(mpirun, hosts, tmp
 
 _ENDLESS = """
 import json, os, sys
-import mykv_core as core
+from compiled import core
 import numpy as np
 from mpi4py import MPI
 

@@ -118,11 +118,11 @@ def test_an_init_that_was_broken_off_says_so_and_ends_the_job_even_if_the_script
 def test_a_call_of_mpi_that_fails_in_init_on_one_rank_ends_the_job(job, call):
     """The other ranks know nothing of it, and wait in init()."""
     body = f"""
-    import mykv_core_testing
+    from compiled import testing
     from mpi4py import MPI
     if rank == 1:
         print("now", flush=True)
-        mykv_core_testing.plant("mpi", {call})
+        testing.plant("mpi", {call})
     for _ in range(2):
         try:
             mykv.init()

@@ -19,13 +19,13 @@ _every_split = pytest.mark.parametrize("hosts", [1, 2, 3])
 @pytest.fixture
 def core(hosts, gather):
     """The core over so many hosts, made for this test."""
-    import mykv_core
+    from compiled import core
     from mpi4py import MPI
 
-    mykv_core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts})
-    yield mykv_core
+    core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts})
+    yield core
     gather("no rank asks for anything more")
-    mykv_core.shutdown()
+    core.shutdown()
     assert "mxnet" not in sys.modules
 
 

