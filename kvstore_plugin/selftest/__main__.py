@@ -164,12 +164,12 @@ def look_at_installation(found: Findings) -> None:
         from ..compat.mxnet import mx
 
         facts["MXNet"] = mx.__version__
-    facts["core"] = "cannot be loaded"
-    with found.catching("core"):
+    facts["kvstore_plugin._core"] = "cannot be loaded"
+    with found.catching("kvstore_plugin._core"):
         core = core_loader.load()
         info = core.build_info()
         loaded = core.mpi_library_version()
-        facts["core"] = f"compiled by {info['compiler']}"
+        facts["kvstore_plugin._core"] = f"compiled by {info['compiler']}"
         facts["MPI built against"] = info["mpi"]
         facts["core chosen"] = _load_core.find()[1] or "the only core, compiled for one MPI on installation"
         facts["MPI loaded"] = launch_checks.first_line(loaded)
@@ -260,7 +260,7 @@ def _timed(function: Callable[[], None]) -> float:
 
 def compare(found: Findings, everyone: list[dict[str, str]], hosts: list[tuple[str, list[int]]]) -> None:
     """Check that all ranks run the same software."""
-    for what in ("kvstore_plugin", "MXNet", "MPI built against", "MPI loaded", "core"):
+    for what in ("kvstore_plugin", "MXNet", "MPI built against", "MPI loaded", "kvstore_plugin._core"):
         for rank, facts in enumerate(everyone):
             if facts[what] != everyone[0][what]:
                 found.wrong.append(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 from harness.marks import long
@@ -13,7 +16,7 @@ _NAMES = (
     "Python",
     "numpy",
     "MXNet",
-    "core",
+    "kvstore_plugin._core",
     "MPI built against",
     "MPI loaded",
     "kernels",
@@ -24,21 +27,28 @@ _NAMES = (
     "transport host",
     "transport mpi",
 )
-_WITHOUT = """
-import runpy, sys
-sys.modules[{!r}] = None
-runpy.run_module("kvstore_plugin.selftest", run_name="__main__", alter_sys=True)
-"""
 _MEASURED = ("allreduce of 4 KB", "allreduce of 64 MB")
 
 
+def _copy_without_core(folder: Path) -> None:
+    """Copy the package, so that it finds no core, the installed one neither."""
+    package = Path(importlib.util.find_spec("kvstore_plugin").origin).parent
+    shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("_core.*.so"))
+    with (folder / package.name / "_load_core.py").open("a") as file:
+        file.write("\n\ndef find():\n    raise ModuleNotFoundError(name=_NAME)\n")
+
+
 @pytest.fixture
-def selftest(mpirun):
+def selftest(mpirun, tmp_path):
     def run(ranks: int, env=None, missing=None):
-        program = "-m kvstore_plugin.selftest"
-        if missing:  # importing it fails as if it were not there
-            program = _WITHOUT.format(missing)
-        return mpirun(ranks, program, env=env, timeout=90)
+        if missing == "kvstore_plugin._core":
+            _copy_without_core(tmp_path)
+        elif missing:  # a module of this name that is found first, and fails as if it were missing
+            source = f"raise ModuleNotFoundError('No module named {missing}', name={missing!r})"
+            (tmp_path / f"{missing}.py").write_text(source)
+        if missing:
+            env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+        return mpirun(ranks, "-m kvstore_plugin.selftest", env=env, timeout=90)
 
     return run
 
