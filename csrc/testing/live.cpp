@@ -48,7 +48,7 @@ struct RuntimeAccess {
 namespace {
 
 // A symbol of the core that is loaded.
-void* symbol_of(const py::module_& core, const char* name) {
+void* symbol_of(const py::object& core, const char* name) {
   const auto file = py::cast<std::string>(core.attr("__file__"));
   void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_NOLOAD);
   void* const found = handle == nullptr ? nullptr : dlsym(handle, name);
@@ -59,7 +59,8 @@ void* symbol_of(const py::module_& core, const char* name) {
 }  // namespace
 
 void bind_live(py::module_& m) {
-  const py::module_ core = py::module_::import("kvstore_plugin._core");
+  // Not by an import, which would import the package first, and with it MXNet.
+  const py::object core = py::module_::import("sys").attr("modules")["kvstore_plugin._core"];
   if (std::strcmp(static_cast<const char*>(symbol_of(core, "mykv_sources")), mykv_sources) != 0) {
     throw py::import_error("_core_testing and " + py::cast<std::string>(core.attr("__file__")) +
                            " were built from different sources. Build both again: the core as usual, then `python "
