@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -123,17 +124,27 @@ def _status(command: Command, output: Output, notes: Path, losses: Losses, signa
     return code
 
 
+# In a worker's error: the end of another worker, whose own note is missing if it was on another host.
+_TOLD = re.compile(r"\brank (?P<rank>[0-9]+) ended with (?P<how>.+)")
+
+
 def first_failure(failed: FailedWorker | None, ends: list[worker_notes.End]) -> worker_notes.End | None:
     """How the first failed worker has ended; None if it has left no note.
 
     ``failed``: the worker that the launcher names. If it left no note, as after a signal or os._exit(), it did not fail
     because of another worker, so it is the first. Launchers end the other workers by SIGTERM, which is not a cause.
     """
-    if failed is not None and all(end.rank != failed.rank for end in ends):
-        return None
     failures = [end for end in ends if end.status != 0]
     causes = [end for end in failures if end.status != 128 + signal.SIGTERM]
-    return next(iter([*causes, *failures]), None)
+    first = next(iter([*causes, *failures]), None)
+    told = _TOLD.search(first.how) if first else None
+    if first and told and all(end.rank != int(told["rank"]) for end in ends):
+        return first._replace(rank=int(told["rank"]), how=told["how"])
+    if failed is None or any(end.rank == failed.rank for end in ends):
+        return first
+    # A worker whose error names the killed worker has failed because of it.
+    is_certain = not failed.is_uncertain or not causes or re.search(rf"\brank {failed.rank}\b", causes[0].how)
+    return None if is_certain else first
 
 
 def failure(status: int, output: Output, first: worker_notes.End | None, has_joined: bool = False) -> Ended:

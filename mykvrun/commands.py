@@ -158,4 +158,7 @@ def srun_command(job: Job, mpi: Mpi, srun: str, environment: Mapping[str, str] =
             "srun uses neither ssh nor chosen interfaces: leave these options out, or add --launcher mpirun."
         )
     variables = _variables(job, mpi, cores, environment)
+    if mpi.kind == OPEN_MPI and "PMIX_MCA_psec" not in environment:
+        # Slurm's PMIx offers munge too. Without this, a PMIx that lacks it warns on each worker, as PyPI's Open MPI.
+        variables["PMIX_MCA_psec"] = "native"
     return Command([*arguments, "--export=ALL", *job.mpi_arguments, *job.program], variables)

@@ -22,7 +22,7 @@ _FAILED_RANK = (
     re.compile(r"process rank (?P<rank>[0-9]+) with PID [0-9]+ on node (?P<host>\S+)"),  # Open MPI: a signal, an abort
     re.compile(r"\(rank (?P<rank>[0-9]+) in comm "),  # MPICH, Intel MPI: an abort
     re.compile(r"=\s+RANK (?P<rank>[0-9]+) PID [0-9]+ RUNNING AT (?P<host>\S+)"),  # Intel MPI
-    re.compile(r"srun: error: (?P<host>[^:\s]+): task (?P<rank>[0-9]+): "),  # Slurm
+    re.compile(r"srun: error: (?P<host>[^:\s]+): task (?P<rank>[0-9]+): (?P<killed>Killed|Terminated)?"),  # Slurm
 )
 # Launchers' messages about a job that cannot start and would fail again.
 _MISTAKE = re.compile(
@@ -45,6 +45,7 @@ class FailedWorker(NamedTuple):
     rank: int
     host: str
     left_others: bool = False  # its process ended with status 0, and other workers had initialized MPI
+    is_uncertain: bool = False  # srun may have killed it because of another worker: it reports workers in any order
 
 
 class Marks(NamedTuple):
@@ -179,7 +180,9 @@ class Output:
             # MPICH's library writes the notice of an abort, in which the rank may be that of another communicator.
             of_world = int(found["rank"]) if is_launchers else rank
             assert of_world is not None
-            self.failed = FailedWorker(of_world, found.groupdict().get("host") or "", bool(_LEFT_OTHERS.search(text)))
+            named = found.groupdict()
+            left = bool(_LEFT_OTHERS.search(text))
+            self.failed = FailedWorker(of_world, named.get("host") or "", left, bool(named.get("killed")))
 
     def last_lines(self, rank: int) -> list[str]:
         """The last lines that a rank has written, at most 20."""

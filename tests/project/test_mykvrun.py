@@ -203,6 +203,26 @@ def test_the_first_failure_is_the_earliest_that_is_no_consequence(named, noted, 
     assert (first and first.rank) == rank
 
 
+@pytest.mark.parametrize(
+    "how, rank",
+    [("KeyError: 'label'", 1), ("MXNetError: barrier: rank 0 has died", None), ("MXNetError: rank 01 differs", 1)],
+)
+def test_a_worker_that_srun_has_killed_is_not_the_first(how, rank):
+    """Where an exception aborts a job, srun reports the workers that it kills in any order."""
+    killed = FailedWorker(0, "n1", is_uncertain=True)
+    first = attempt.first_failure(killed, [worker_notes.End(1, 1, how, 1.0)])
+    assert (first and first.rank) == rank
+    assert attempt.first_failure(killed, []) is None
+
+
+def test_a_worker_of_another_host_fails_as_the_others_tell():
+    told = worker_notes.End(0, 3, "MXNetError: barrier: rank 2 ended with sys.exit(3)", 1.0)
+    for failed in (None, FailedWorker(0, "n1"), FailedWorker(2, "n2")):
+        assert attempt.first_failure(failed, [told]) == told._replace(rank=2, how="sys.exit(3)")
+    own = worker_notes.End(2, 3, "sys.exit(3)", 2.0)
+    assert attempt.first_failure(None, [told, own]).rank == 0
+
+
 def test_notes_of_workers_are_kept_as_they_came_first(tmp_path, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "12")
     worker_notes.tell_end(3, "without a folder nothing is done")
@@ -1221,6 +1241,7 @@ thus causing the job to be terminated. The first process to do so was:
         ("[1] Abort(7) on node 1 (rank 1 in comm 0): application called MPI_Abort", FailedWorker(1, "")),
         ("=   RANK 3 PID 123 RUNNING AT node2\n", FailedWorker(3, "node2")),
         ("srun: error: node7: task 5: Exited with exit code 1\n", FailedWorker(5, "node7")),
+        ("srun: error: node7: task 5: Killed\n", FailedWorker(5, "node7", is_uncertain=True)),
         ("all is well\n", None),
     ],
 )
