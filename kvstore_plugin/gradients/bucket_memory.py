@@ -438,7 +438,7 @@ def _is_kept(parameter: Parameter) -> bool:
     undone_by="nothing",
 )
 def _make_gradients(original: Callable, self: Parameter, *dtype: Any, **keyword: Any) -> Any:
-    before, weights = self._grad, self._data
+    before, weights, symbol = self._grad, self._data, self._var
     is_cast = bool(dtype or keyword)
     if not is_cast and before and process.is_initialized() and _has_moved_within_devices(self):
         autograd.mark_variables(weights, before, self.grad_req)
@@ -447,7 +447,7 @@ def _make_gradients(original: Callable, self: Parameter, *dtype: Any, **keyword:
     result = original(self, *dtype, **keyword)
     is_same = is_cast and before and process.is_initialized() and before[0].dtype == self._grad[0].dtype
     if is_same and weights[0].grad is not None:  # a copy of a network has no attached gradients before
-        self._data, self._grad = weights, before
+        self._data, self._grad, self._var = weights, before, symbol
     if self._grad is not None and self._grad is not before:
         _born[self] = None if autograd.is_recording() else _recordings
         owner = _owner(self)
