@@ -15,7 +15,8 @@ from typing import Any
 # As in build_backend/mykv_build.py: a folder for each environment, since each may have another MPI.
 FOLDER = Path(__file__).resolve().parents[1] / "build/testing" / Path(sys.prefix).name
 
-_LOAD = Path(importlib.util.find_spec("kvstore_plugin").origin).with_name("_load_core.py")
+# Not importlib.util.find_spec(), which asks a module that a script has put into sys.modules.
+_LOAD = Path(importlib.machinery.PathFinder.find_spec("kvstore_plugin").origin).with_name("_load_core.py")
 
 core: Any = runpy.run_path(str(_LOAD))["load"]()
 

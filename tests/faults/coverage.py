@@ -23,6 +23,7 @@ NOT_PLANTED = [
     "csrc/testing/*.cpp",
 ]
 PYTHON = {
+    "kvstore_plugin/_load_core.py": ["launch_checks", "packaging"],
     "kvstore_plugin/training/stepping_trainer.py": [
         "updates_left_out",
         "trainer",

@@ -69,7 +69,8 @@ def _members(name: str) -> dict[str, object]:
 def _docstrings_of_values() -> dict[str, str]:
     """The strings below assignments at the top of the package's modules, by the name that is assigned."""
     found = {}
-    for module in [one for name, one in sorted(sys.modules.items()) if name.startswith("kvstore_plugin.")]:
+    modules = [one for name, one in sorted(sys.modules.items()) if name.startswith("kvstore_plugin.")]
+    for module in [one for one in modules if str(one.__file__).endswith(".py")]:  # not the compiled core
         body = ast.parse(inspect.getsource(module)).body
         for one, after in zip(body, body[1:]):
             targets = one.targets if isinstance(one, ast.Assign) else [getattr(one, "target", None)]
