@@ -46,7 +46,7 @@ FILES = (
 def read_outcomes(path: Path) -> dict[str, tuple[str, str]]:
     """The outcome of each test and its text, from the lines that inside/outcomes.py has written.
 
-    A test of which only the start was written took its process along: its outcome is "crashed".
+    If only a test's start was written, its process crashed during the test: the outcome is "crashed".
     """
     found: dict[str, tuple[str, str]] = {}
     for line in path.read_text().splitlines() if path.exists() else []:

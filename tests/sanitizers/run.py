@@ -73,7 +73,7 @@ def _addresses(rounds: int) -> bool:
     env = {
         "LD_PRELOAD": " ".join(preload),
         "PYTHONMALLOC": "malloc",
-        "PYTHONPATH": str(build.ROOT),  # the package, of which only the core is installed in this environment
+        "PYTHONPATH": str(build.ROOT),  # the package's sources: this environment has only the compiled core
         "ASAN_OPTIONS": f"exitcode=0:log_path={logs}/log:log_exe_name=1:detect_stack_use_after_return=0",
         "LSAN_OPTIONS": f"suppressions={build.ROOT / build.HERE}/leaks.supp:print_suppressions=0",
         **undefined,
