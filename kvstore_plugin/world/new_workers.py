@@ -227,7 +227,7 @@ class NewWorkers:
             with contextlib.suppress(OSError):  # another worker of this machine was faster
                 os.kill(pid, signal.SIGKILL)
         if elsewhere or len(self._known) < self._count:
-            self._inter.Abort(1)
+            failure_detector.abort(self._inter, 1)
 
 
 def join() -> MPI.Intracomm:
@@ -300,7 +300,7 @@ def _limited(what: str) -> Iterator[None]:
         from mpi4py import MPI
 
         _log.error("mykv ends the job: %s within %g s (MYKV_RESPAWN_WAIT_S).", what, seconds)
-        MPI.COMM_WORLD.Abort(1)
+        failure_detector.abort(MPI.COMM_WORLD, 1)
 
     watch = threading.Timer(seconds, end)
     watch.daemon = True

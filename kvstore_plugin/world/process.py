@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvstore_plugin")
 
-_ABORT_APART_S, _MOST_APART_S = 0.5, 5.0
 # Interval at which a wait for other ranks lets Python handle Ctrl-C.
 _SIGNAL_CHECK_S = 0.2
 _LEAST_DRAIN_S = 1.0  # time for MXNet's engine to finish after the core has ended all operations
@@ -637,11 +636,7 @@ def _abort(status: int) -> None:
             stream.flush()
         except (AttributeError, OSError, ValueError):  # the stream is closed, or None as under pythonw
             continue
-    if _has_lost or failure_detector.lost():
-        # The mpirun of Open MPI 5 sometimes deadlocks when two ranks of a job with --with-ft abort it at once. The
-        # first rank that aborts ends the others.
-        time.sleep(min(_ABORT_APART_S * MPI.COMM_WORLD.Get_rank(), _MOST_APART_S))
-    MPI.COMM_WORLD.Abort(status)
+    failure_detector.abort(MPI.COMM_WORLD, status)
 
 
 def _at_exit() -> None:

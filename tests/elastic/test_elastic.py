@@ -23,7 +23,9 @@ from kvstore_plugin.elastic import run
 from kvstore_plugin.elastic import shard_replicas as kept_shares
 from kvstore_plugin.sharded_optimizer import partition as sharding
 from kvstore_plugin.world import exit_notifier as failed_exits
+from kvstore_plugin.world import failure_detector
 from kvstore_plugin.world import process_watch as followed
+from mpi4py import MPI
 from mxnet.gluon import nn
 
 _WORKER = Path(__file__).parents[1] / "programs" / "elastic_digits.py"
@@ -185,6 +187,33 @@ net.register_forward_pre_hook(full)
     result = mpirun(3, _FEW_STEPS, "elastic", fails, "12", options=("--with-ft", "ulfm"), timeout=_LIMIT_S)
     assert result.code != 0 and "MemoryError: no room" in result.stderr, result.text
     assert "finished" not in result.stdout, result.text
+
+
+@pytest.mark.parametrize("outlives, pauses", [(True, [0.0, 0.5, 5.0]), (False, [])])
+def test_workers_abort_a_job_one_after_another_where_mpirun_would_hang(monkeypatch, outlives, pauses):
+    paused, aborted = [], []
+    monkeypatch.setattr(failure_detector, "is_possible", lambda: outlives)
+    monkeypatch.setattr(failure_detector.time, "sleep", paused.append)
+    for rank in (0, 1, 40):
+        comm = SimpleNamespace(Get_rank=lambda rank=rank: rank, Abort=aborted.append)
+        monkeypatch.setattr(MPI, "COMM_WORLD", comm)
+        failure_detector.abort(comm, 3)
+    assert paused == pauses and aborted == [3, 3, 3]
+
+
+@pytest.mark.long
+def test_mpirun_ends_a_job_whose_workers_all_fail_at_once(mpirun):
+    """Open MPI's mpirun hangs in a quarter of such jobs if its workers abort them at the same time."""
+    script = """
+    import kvstore_plugin as mykv
+
+    mykv.init()
+    mykv.barrier()
+    raise ValueError("all at once")
+    """
+    for _ in range(8):
+        result = mpirun(2, script, options=("--with-ft", "ulfm"), timeout=_LIMIT_S)
+        assert result.code not in (0, None) and "all at once" in result.stderr, result.text
 
 
 _WITHOUT_ELASTIC = """
