@@ -32,21 +32,17 @@ Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
     : context_(std::move(world), options),
       requests_(options.part_bytes, options.staging_bytes),
       spin_policy_(context_.world.local_size()),
-      device_parts_(std::make_unique<DeviceParts>(context_, requests_, parts_)),
-      sender_(context_.table, requests_, queue_, parts_, *device_parts_),
-      events_(context_, requests_, queue_, parts_, *device_parts_),
-      teardown_(context_, requests_, queue_, parts_, *device_parts_, events_, commands_),
-      work_(context_, requests_, sender_, events_, *device_parts_, teardown_, spin_policy_, commands_, notes_) {
+      work_(context_, requests_, queue_, parts_, spin_policy_, commands_, notes_) {
   if (testing::checks_lock_order()) context_.table.lock().comes_before(requests_.mutex());
   thread_ = std::thread([this] { work_.run(); });
 }
 
 Runtime::~Runtime() {
   leave("it shut down");
-  if (context_.transport->polling() || device_parts_->unsafe()) context_.world.keep_segment();
+  if (context_.transport->polling() || work_.gpus_use_slots()) context_.world.keep_segment();
   if (forked()) {
-    (void)device_parts_.release();  // CUDA's objects belong to the parent
-  } else if (!device_parts_->unsafe()) {
+    work_.keep_gpu_objects();
+  } else if (!work_.gpus_use_slots()) {
     context_.pinned.unregister();
   }
   if (commands_.lost() || forked()) context_.world.let_go();  // makes no MPI calls after a death or in a fork

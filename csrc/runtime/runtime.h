@@ -26,16 +26,12 @@
 
 #include "base/forks.h"
 #include "runtime/context.h"
-#include "runtime/device_parts.h"
 #include "runtime/late_ranks.h"
-#include "runtime/part_events.h"
 #include "runtime/parts.h"
 #include "runtime/requests.h"
 #include "runtime/runtime_thread.h"
 #include "runtime/send_queue.h"
-#include "runtime/sender.h"
 #include "runtime/spin_policy.h"
-#include "runtime/teardown.h"
 #include "runtime/thread_commands.h"
 #include "runtime/timeline_notes.h"
 #include "runtime/turns.h"
@@ -136,7 +132,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // How late ranks were. With several hosts, rank 0 covers all ranks, other ranks only their own host.
   std::vector<LateRank> late_ranks();
   // A message about this rank's GPUs for the log, returned once; empty: none.
-  std::string take_gpu_note() { return forked() ? std::string() : device_parts_->take_note(); }
+  std::string take_gpu_note() { return forked() ? std::string() : work_.take_gpu_note(); }
 
  private:
   friend struct testing::RuntimeAccess;
@@ -155,10 +151,6 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   TimelineNotes notes_{context_.world, context_.table};
   SendQueue queue_;
   Parts parts_{context_, requests_, queue_, spin_policy_, notes_};
-  std::unique_ptr<DeviceParts> device_parts_;
-  Sender sender_;
-  PartEvents events_;
-  Teardown teardown_;
   LateRanks late_ranks_{context_, requests_, turns_, commands_};
   RuntimeThread work_;
   std::mutex leave_mutex_;

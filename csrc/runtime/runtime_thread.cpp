@@ -62,7 +62,7 @@ void RuntimeThread::run() {
   sleeps.begin();
   try {
     work_until_leaving();
-    const std::string retired = device_parts_.retired();
+    const std::string retired = device_parts_->retired();
     const Failure local_error =
         retired.empty() ? Failure("this rank has shut mykv down", ErrorCode::left) : Failure(retired);
     const Departed gone(context_.label(), retired.empty() ? commands_.leave_reason() : retired);
@@ -102,7 +102,7 @@ void RuntimeThread::work_until_leaving() {
     if (failure_) std::rethrow_exception(failure_);
     if (awake_since_ == 0 && Timeline::marks_cycles()) awake_since_ = now_ns();
     // Read before work(), so that the last round still tells the other hosts that this rank leaves.
-    const bool leaving = commands_.leaving() || !device_parts_.retired().empty();
+    const bool leaving = commands_.leaving() || !device_parts_->retired().empty();
     context_.table.beat();
     context_.table.look_after_lock();
     const bool worked = work();
@@ -192,7 +192,7 @@ bool RuntimeThread::needs_thread() const {
 bool RuntimeThread::nothing_left() {
   const Agreement& agreement = context_.agreement;
   if (agreement.speaks() && !agreement.closed()) return false;  // rank 0 may not know that this rank leaves
-  return !requests_.under_way().parts && !events_.has_finished() && !device_parts_.copying() && !sender_.gated() &&
+  return !requests_.under_way().parts && !events_.has_finished() && !device_parts_->copying() && !sender_.gated() &&
          !context_.transport->polling() && !gpus_polling() && !agreement.sending();
 }
 
@@ -213,7 +213,7 @@ bool RuntimeThread::work() {
   bool worked = sender_.take_posted();
   bool advanced = events_.take_events();
   advanced |= events_.take_finished();
-  advanced |= device_parts_.progress();
+  advanced |= device_parts_->progress();
   worked |= sender_.start_part();
   advanced |= context_.transport->progress();
   if (context_.nccl) advanced |= context_.nccl->progress();
@@ -235,7 +235,7 @@ bool RuntimeThread::work() {
 // Spins if that pays. Returns how long to sleep afterwards (us); 0: not at all.
 int64_t RuntimeThread::rest(uint32_t seen, int64_t until_ns) {
   const Requests::Under under = requests_.under_way();
-  const bool flowing = context_.transport->polling() || gpus_polling() || device_parts_.copying();
+  const bool flowing = context_.transport->polling() || gpus_polling() || device_parts_->copying();
   if (worked_ || flowing) flowed_ = coarse_now_ns();
   if (flowing || context_.agreement.polling() || sender_.gated()) {
     return poll(flowing, !under.large);
@@ -248,7 +248,7 @@ int64_t RuntimeThread::rest(uint32_t seen, int64_t until_ns) {
     limit = polls ? kIdlePollUs : kRestUs;
   }
   if (lacks_only_time() || commands_.pending()) limit = kRetryUs;
-  if (commands_.leaving() || !device_parts_.retired().empty()) limit = std::min(limit, kRetryUs);
+  if (commands_.leaving() || !device_parts_->retired().empty()) limit = std::min(limit, kRetryUs);
   return limit;
 }
 
@@ -256,7 +256,7 @@ int64_t RuntimeThread::rest(uint32_t seen, int64_t until_ns) {
 int64_t RuntimeThread::poll(bool flowing, bool soon) {
   if (std::exchange(worked_, false)) spin_policy_.moved();
   int64_t pause = spin_policy_.pause(flowing, soon);
-  if (device_parts_.copying() || sender_.gated() || gpus_polling()) pause = std::min(pause, kGpuPollUs);
+  if (device_parts_->copying() || sender_.gated() || gpus_polling()) pause = std::min(pause, kGpuPollUs);
   if (pause == 0) {
     sched_yield();
   }

@@ -1,8 +1,9 @@
 // The runtime's thread: it advances all requests, sleeps when there is nothing to do, and shuts the runtime down. A
 // thread that waits for a request may run the loop instead (a stand-in): then its result wakes one thread, not two.
 //
-// One thread at a time holds the loop. Only the holder uses the members of this class; in other comments "the runtime's
-// thread" is the holder. The other thread sleeps, and the bell wakes the stand-in while there is one. After a stand-in
+// One thread at a time holds the loop. Only the holder uses the members of this class, and so the state of sending,
+// events, copies on GPUs and the end, which nothing else can reach; in other comments "the runtime's thread" is the
+// holder. The other thread sleeps, and the bell wakes the stand-in while there is one. After a stand-in
 // has returned the loop, it rings the bell for the runtime's thread if the bell has rung since it last checked, or if
 // work is left. docs/model/loop.pml checks that no ring is lost.
 #pragma once
@@ -11,12 +12,15 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "runtime/context.h"
 #include "runtime/device_parts.h"
 #include "runtime/part_events.h"
+#include "runtime/parts.h"
 #include "runtime/requests.h"
+#include "runtime/send_queue.h"
 #include "runtime/sender.h"
 #include "runtime/spin_policy.h"
 #include "runtime/teardown.h"
@@ -27,18 +31,17 @@ namespace mykv {
 
 class RuntimeThread {
  public:
-  RuntimeThread(RuntimeContext& context, Requests& requests, Sender& sender, PartEvents& events,
-                DeviceParts& device_parts, Teardown& ending, SpinPolicy& waits, ThreadCommands& commands,
-                TimelineNotes& notes)
+  RuntimeThread(RuntimeContext& context, Requests& requests, SendQueue& queue, Parts& parts, SpinPolicy& waits,
+                ThreadCommands& commands, TimelineNotes& notes)
       : context_(context),
         requests_(requests),
-        sender_(sender),
-        events_(events),
-        device_parts_(device_parts),
-        teardown_(ending),
         spin_policy_(waits),
         commands_(commands),
-        notes_(notes) {}
+        notes_(notes),
+        device_parts_(std::make_unique<DeviceParts>(context, requests, parts)),
+        sender_(context.table, requests, queue, parts, *device_parts_),
+        events_(context, requests, queue, parts, *device_parts_),
+        teardown_(context, requests, parts, *device_parts_, sender_, events_, commands) {}
 
   // The thread's function. Returns when this rank has left or broken down and all its operations have ended.
   void run();
@@ -47,6 +50,15 @@ class RuntimeThread {
   // For a thread that waits for a request: runs the loop until over() or until `until_ns` (now_ns()). Returns early if
   // another thread holds the loop, or if the runtime's thread must continue: after a failure, or to leave.
   void stand_in(const std::function<bool()>& over, int64_t until_ns);
+  // A message about this rank's GPUs for the log, returned once; empty: none. Thread-safe.
+  std::string take_gpu_note() { return device_parts_->take_note(); }
+
+  // Functions for after run() has returned.
+
+  // Whether a GPU may still use slots.
+  bool gpus_use_slots() const { return device_parts_->unsafe(); }
+  // Never frees CUDA's objects: in a fork they belong to the parent.
+  void keep_gpu_objects() { (void)device_parts_.release(); }
 
  private:
   void work_until_leaving();
@@ -65,13 +77,13 @@ class RuntimeThread {
 
   RuntimeContext& context_;
   Requests& requests_;
-  Sender& sender_;
-  PartEvents& events_;
-  DeviceParts& device_parts_;
-  Teardown& teardown_;
   SpinPolicy& spin_policy_;
   ThreadCommands& commands_;
   TimelineNotes& notes_;
+  std::unique_ptr<DeviceParts> device_parts_;
+  Sender sender_;
+  PartEvents events_;
+  Teardown teardown_;
   std::atomic<bool> loop_taken_{false};  // a thread holds the loop
   std::exception_ptr failure_;           // a stand-in's exception, for the runtime's thread
   bool worked_ = false;                  // the thread has worked since its last wait

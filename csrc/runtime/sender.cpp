@@ -123,4 +123,8 @@ bool Sender::send(const std::shared_ptr<RequestState>& posted, size_t number, st
   return true;
 }
 
+void Sender::add_requests(std::vector<std::shared_ptr<RequestState>>* to) const {
+  for (const auto& [priority, posted] : queue_) to->push_back(posted);
+}
+
 }  // namespace mykv

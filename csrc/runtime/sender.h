@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "runtime/device_parts.h"
 #include "runtime/parts.h"
@@ -28,6 +30,12 @@ class Sender {
   bool blocked() const { return blocked_; }
   // After start_part(): whether some request waits for work in its caller's stream.
   bool gated() const { return gated_; }
+
+  // Functions for the end of the runtime.
+
+  // The requests that have parts to send.
+  void add_requests(std::vector<std::shared_ptr<RequestState>>* to) const;
+  void drop() { queue_.clear(); }
 
  private:
   enum class Start { sent, not_yet, no_room, no_entry };

@@ -110,10 +110,10 @@ void Teardown::end_all(const Failure& reason) {
   std::vector<std::shared_ptr<RequestState>> requests;
   device_parts_.add_requests(&requests);
   events_.add_requests(&requests);
-  for (auto& [priority, posted] : queue_) requests.push_back(posted);
+  sender_.add_requests(&requests);
   requests = requests_.close(reason, std::move(requests));
   events_.drop();
-  queue_.clear();
+  sender_.drop();
   device_parts_.drop();
   for (auto& posted : requests) {
     const Failure error = shown_name(posted->request.name) + ": " + reason;

@@ -12,7 +12,7 @@
 #include "runtime/part_events.h"
 #include "runtime/parts.h"
 #include "runtime/requests.h"
-#include "runtime/send_queue.h"
+#include "runtime/sender.h"
 #include "runtime/thread_commands.h"
 
 namespace mykv {
@@ -20,13 +20,13 @@ namespace mykv {
 // Used by the runtime's thread only.
 class Teardown {
  public:
-  Teardown(RuntimeContext& context, Requests& requests, SendQueue& queue, Parts& parts, DeviceParts& device_parts,
+  Teardown(RuntimeContext& context, Requests& requests, Parts& parts, DeviceParts& device_parts, Sender& sender,
            PartEvents& events, ThreadCommands& commands)
       : context_(context),
         requests_(requests),
-        queue_(queue),
         parts_(parts),
         device_parts_(device_parts),
+        sender_(sender),
         events_(events),
         commands_(commands) {}
 
@@ -46,9 +46,9 @@ class Teardown {
 
   RuntimeContext& context_;
   Requests& requests_;
-  SendQueue& queue_;
   Parts& parts_;
   DeviceParts& device_parts_;
+  Sender& sender_;
   PartEvents& events_;
   ThreadCommands& commands_;
   bool departure_told_ = false;

@@ -62,26 +62,26 @@ def record(inputs: Sequence[NDArray], outputs: Sequence[NDArray], backward: Back
     forks.wait_before_forks()
     # A view of an input has no attached gradient. Otherwise the operator would write the input's attached gradient, and
     # block it until the other ranks have arrived: a deadlock if their backward passes run in a different order.
-    with mx.util.np_shape(True):
-        inputs = [array if array.grad is None else array.reshape(array.shape) for array in inputs]
+    inputs = [array if array.grad is None else _reshaped(array, array.shape) for array in inputs]
+    shapes = [array.shape for array in outputs]
+    with arrays.not_recorded():
+        recorded = [_matrix(array) if _may_have_a_layout(array) else array for array in outputs]
     key = next(_keys)
-    entry = _entries[key] = _entry(key, backward)
+    entry = _entries[key] = _entry(key, backward, shapes)
     try:
         mx.base.check_call(
             mx.base._LIB.MXCustomFunctionRecord(
                 ctypes.c_int(len(inputs)),
                 mx.base.c_handle_array(inputs),
-                ctypes.c_int(len(outputs)),
-                mx.base.c_handle_array(outputs),
+                ctypes.c_int(len(recorded)),
+                mx.base.c_handle_array(recorded),
                 ctypes.byref(entry.callbacks),
             )
         )
     except BaseException:
         _entries.pop(key, None)
         raise
-    # If a gradient is in a layout of oneDNN, MXNet passes a plain copy of it to the operator, and frees the copy before
-    # the operator has run. The gradient of a view is in the default layout.
-    return [_view(array) if _may_have_a_layout(array) else array for array in outputs]
+    return [_reshaped(one, array.shape) if one is not array else array for one, array in zip(recorded, outputs)]
 
 
 @contextlib.contextmanager
@@ -119,14 +119,20 @@ def fail(array: NDArray, reason: str) -> None:
     core_loader.load().push_failing(array.handle.value, reason)
 
 
-def _view(array: NDArray) -> NDArray:
-    """A view of a whole array, whose gradient is a separate array in the default layout.
+def _matrix(array: NDArray) -> NDArray:
+    """The same memory as a matrix, whose gradient has the default layout.
 
-    The view is a slice: the gradient of a slice is always a copy, while the gradient of a reshape may be the same
-    memory.
+    If a gradient is in a layout of oneDNN, MXNet passes a plain copy of it to the operator, and frees the copy before
+    the operator has run.
     """
+    return _reshaped(array, (array.shape[0], array.size // array.shape[0]))
+
+
+def _reshaped(array: NDArray, shape: Sequence[int]) -> NDArray:
+    """A view with another shape; reshape() of mx.np would copy."""
     with mx.util.np_shape(True):
-        return array._slice(0, array.shape[0])
+        view = array.as_nd_ndarray().reshape(tuple(shape))
+    return view.as_np_ndarray() if isinstance(array, mx.np.ndarray) else view
 
 
 def _may_have_a_layout(array: NDArray) -> bool:
@@ -154,16 +160,17 @@ class _Entry(NamedTuple):
     """The objects that MXNet refers to until it frees the recorded operation."""
 
     backward: Backward
+    shapes: Sequence[tuple[int, ...]]  # of the outputs
     callbacks: Any
     kept: tuple
 
 
 def _run(count: int, wanted: int, pointers: Any, requests: Any, is_train: int, key: int) -> int:
     owned = [NDArray(ctypes.c_void_p(pointers[i])) for i in range(count + wanted)]
-    gradients, targets = owned[:count], owned[count:]
+    targets, entry = owned[count:], _entries[key]
     asked = [requests[i] for i in range(wanted)]
     with arrays.not_recorded(), written(targets, asked) as outputs:  # NaiveEngine may run this while recording
-        _entries[key].backward(gradients, outputs)
+        entry.backward([_reshaped(one, shape) for one, shape in zip(owned, entry.shapes)], outputs)
     return 1
 
 
@@ -177,9 +184,9 @@ _entries: dict[int, _Entry] = {}
 _keys = itertools.count(1)  # ctypes passes a void pointer of 0 to a callback as None
 
 
-def _entry(key: int, backward: Backward) -> _Entry:
+def _entry(key: int, backward: Backward, shapes: Sequence[tuple[int, ...]]) -> _Entry:
     functions = (ctypes.CFUNCTYPE(ctypes.c_int) * 2)(
         *(ctypes.cast(one, ctypes.CFUNCTYPE(ctypes.c_int)) for one in _functions)
     )
     contexts = (ctypes.c_void_p * 2)(key, key)
-    return _Entry(backward, mx.base.MXCallbackList(2, functions, contexts), (functions, contexts))
+    return _Entry(backward, shapes, mx.base.MXCallbackList(2, functions, contexts), (functions, contexts))

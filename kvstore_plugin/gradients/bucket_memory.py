@@ -14,6 +14,7 @@ change. If the layouts differ, all gradients are reduced by copying.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import sys
@@ -52,6 +53,10 @@ _CURES = {
 }
 
 # Arguments of patches.replaces().
+_MANY_MOMENTS = (
+    "Parameters get gradient arrays at many moments, and only arrays that nothing else holds can move to memory that "
+    "the ranks share."
+)
 _STAYING = {
     "why": "One worker may call it alone, but about new arrays the workers ask each other. And MXNet copies running "
     "statistics too early, while a backward pass of a network with `static_alloc` still writes them.",
@@ -210,9 +215,11 @@ class GradientMemory:
             parameter for parameter in present if self._fits_bucket(parameter) and id(parameter._grad[0]) not in kept
         ]
         self._late = _reasons_against(moving) if self.bucket_bytes else {}
-        for parameter in moving if self.bucket_bytes else ():
-            if parameter not in self._late:
-                self._move(parameter)
+        moved = [parameter for parameter in moving if parameter not in self._late] if self.bucket_bytes else []
+        for parameter in moved:
+            self._move(parameter)
+        if moved:
+            _return_freed_memory()
         for parameter in present:  # new lists on all ranks, moved or not: they make other trainers check again
             parameter._grad = list(parameter._grad)
 
@@ -250,14 +257,13 @@ class GradientMemory:
             return
         gradient = parameter._grad[0]
         dtype = np.dtype(gradient.dtype)
-        place = self._earlier_place(parameter, gradient)
+        place = _earlier_place(parameter, gradient, self._process_set)
         if place is None:
             nbytes = _aligned(gradient.size * dtype.itemsize)
             bucket = self._bucket_for(self._group_of.get(parameter), dtype, _gpu_of(gradient), nbytes)
             place = bucket.add(parameter, gradient)
             _places.setdefault(parameter, []).append((bucket, place))
-        parameter._grad = [place.view]
-        autograd.mark_variables(parameter._data, parameter._grad, parameter.grad_req)
+        _attach(parameter, place)
 
     def release(self) -> None:
         """Move no more gradients. A Parameter keeps its gradient here until another GradientMemory moves it."""
@@ -315,21 +321,6 @@ class GradientMemory:
         is_included = process.is_initialized() and self._process_set.included()
         return is_included and self._generation == process.generation
 
-    def _earlier_place(self, parameter: Parameter, gradient: NDArray) -> Place | None:
-        """An earlier place of the Parameter that fits the gradient, with the new values; None if no place fits.
-
-        A network hybridized with static_alloc may still write to an old array, so the Parameter gets the old array
-        back.
-        """
-        for bucket, place in _places.get(parameter, ()):
-            view = place.view
-            alike = type(view) is type(gradient) and view.dtype == gradient.dtype and view.shape == gradient.shape
-            is_here = bucket.process_set is self._process_set and bucket.attached
-            if alike and is_here and _gpu_of(view) == _gpu_of(gradient):
-                view[:] = gradient
-                return place
-        return None
-
     def _bucket_for(self, group: int | None, dtype: np.dtype, gpu: int | None, nbytes: int) -> Bucket:
         def make() -> tuple[Bucket, int]:
             size = max(self.bucket_bytes if group is None else self._group_bytes(group, dtype), nbytes)
@@ -367,6 +358,13 @@ class GradientMemory:
         return GradientMemory, (self._process_set, self.bucket_bytes)
 
 
+def _return_freed_memory() -> None:
+    """Return the memory of moved gradients to the system: it is between arrays that stay, where glibc keeps it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have no such function
+    if trim is not None:
+        trim(0)
+
+
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
@@ -394,6 +392,28 @@ def _bucket_of(parameter: Parameter) -> Bucket | None:
     if not parameter._grad or len(parameter._grad) > 1:
         return None
     return next((bucket for bucket, place in _places.get(parameter, ()) if place.view is parameter._grad[0]), None)
+
+
+def _earlier_place(parameter: Parameter, gradient: NDArray, process_set: ProcessSet | None = None) -> Place | None:
+    """An earlier place of the Parameter that fits the gradient, with the new values; None if no place fits.
+
+    A network hybridized with static_alloc may still write to an old array, so the Parameter gets the old array back.
+    `process_set`: only a place in its memory.
+    """
+    for bucket, place in _places.get(parameter, ()):
+        view = place.view
+        alike = type(view) is type(gradient) and view.dtype == gradient.dtype and view.shape == gradient.shape
+        is_here = bucket.attached and (process_set is None or bucket.process_set is process_set)
+        if alike and is_here and _gpu_of(view) == _gpu_of(gradient):
+            view[:] = gradient
+            return place
+    return None
+
+
+def _attach(parameter: Parameter, place: Place) -> None:
+    """Make a place the Parameter's gradient."""
+    parameter._grad = [place.view]
+    autograd.mark_variables(parameter._data, parameter._grad, parameter.grad_req)
 
 
 def _reasons_against(parameters: Sequence[Parameter]) -> dict[Parameter, str]:
@@ -430,30 +450,50 @@ def _is_kept(parameter: Parameter) -> bool:
 
 @patches.replaces(
     "gluon.Parameter._init_grad",
-    "gluon.Parameter.cast",
-    why="Parameters get gradient arrays at many moments, and only arrays that nothing else holds can move to memory "
-    "that the ranks share.",
+    why=_MANY_MOMENTS,
     does="Notes when the arrays were created. Those of a trainer's Parameter become views of its buckets. A Parameter "
-    "that moves from CPU to CPU, or is cast to its own dtype, keeps its gradient arrays.",
+    "that moves from CPU to CPU keeps its gradient arrays.",
     undone_by="nothing",
 )
-def _make_gradients(original: Callable, self: Parameter, *dtype: Any, **keyword: Any) -> Any:
-    before, weights, symbol = self._grad, self._data, self._var
-    is_cast = bool(dtype or keyword)
-    if not is_cast and before and process.is_initialized() and _has_moved_within_devices(self):
-        autograd.mark_variables(weights, before, self.grad_req)
+def _init_grad(original: Callable, self: Parameter) -> None:
+    before = self._grad
+    if before and process.is_initialized() and _has_moved_within_devices(self):
+        autograd.mark_variables(self._data, before, self.grad_req)
         _forget_gradients(self)
-        return None
-    result = original(self, *dtype, **keyword)
-    is_same = is_cast and before and process.is_initialized() and before[0].dtype == self._grad[0].dtype
+        return
+    original(self)
+    _adopt_new_gradients(self, before)
+
+
+@patches.replaces(
+    "gluon.Parameter.cast",
+    why=_MANY_MOMENTS,
+    does="Notes when the arrays were created. Those of a trainer's Parameter become views of its buckets. A cast to "
+    "the Parameter's own dtype changes nothing.",
+    undone_by="nothing",
+)
+def _cast(original: Callable, self: Parameter, dtype: Any) -> None:
+    before, weights, symbol = self._grad, self._data, self._var
+    original(self, dtype)
+    is_same = before and process.is_initialized() and before[0].dtype == self._grad[0].dtype
     if is_same and weights[0].grad is not None:  # a copy of a network has no attached gradients before
         self._data, self._grad, self._var = weights, before, symbol
-    if self._grad is not None and self._grad is not before:
-        _born[self] = None if autograd.is_recording() else _recordings
-        owner = _owner(self)
-        if owner is not None and owner.attached():
-            owner.put_in_bucket(self)
-    return result
+    _adopt_new_gradients(self, before)
+
+
+def _adopt_new_gradients(parameter: Parameter, before: list[NDArray] | None) -> None:
+    """Note when the Parameter got its gradient arrays, and move them to its trainer's buckets, if they are new."""
+    if parameter._grad is None or parameter._grad is before:
+        return
+    _born[parameter] = None if autograd.is_recording() else _recordings
+    owner = _owner(parameter)
+    if owner is not None and owner.attached():
+        owner.put_in_bucket(parameter)
+        return
+    # The trainer is gone, perhaps on this rank only: the Parameter gets the same array as where the trainer lives.
+    place = _earlier_place(parameter, parameter._grad[0]) if len(parameter._grad) == 1 else None
+    if place is not None:
+        _attach(parameter, place)
 
 
 @patches.replaces("gluon.Parameter.reset_ctx", releases=(1,), **_STAYING)

@@ -164,7 +164,7 @@ def test_a_cached_graph_with_static_alloc(rank, gather, make):
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("form", [None, _STATIC], ids=["imperative", "static"])
+@pytest.mark.parametrize("form", [None, pytest.param(_STATIC, marks=pytest.mark.smoke)], ids=["imperative", "static"])
 def test_the_newest_trainer_reduces_in_place_whether_or_not_the_one_before_is_gone(rank, gather, form):
     """It takes the buckets as they are, since a network with static_alloc goes on writing there."""
     net, reference = dense_network(seed=0), dense_network(seed=0)

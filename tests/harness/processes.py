@@ -15,6 +15,9 @@ import subprocess
 import time
 import uuid
 from pathlib import Path
+from typing import Iterable
+
+import pytest
 
 _TOKEN_VARIABLE = "MYKV_TEST_LAUNCH"
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
@@ -85,6 +88,30 @@ def send_signal(pid: int, number: int) -> None:
     """`os.kill` that ignores ended processes."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs: it has not ended, even if its parent has not waited for it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def descendants(pid: int) -> list[int]:
+    """Ids of a process's children, and of theirs."""
+    children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [one for child in children for one in (child, *descendants(child))]
+
+
+def wait_until_ended(pids: Iterable[int], timeout: float = 20.0) -> None:
+    """Wait until no process runs; fail the test after `timeout` seconds."""
+    deadline, left = time.monotonic() + timeout, list(pids)
+    while left := [pid for pid in left if is_alive(pid)]:
+        if time.monotonic() > deadline:
+            pytest.fail(f"the processes {left} still run after {timeout:.0f} s")
+        time.sleep(0.1)
 
 
 def _with_variable(assignment: bytes) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib
 import json
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 import kvstore_plugin as mykv
 import pytest
 from harness import launcher
+from harness.processes import descendants, wait_until_ended
 from harness.several_hosts import network_module
 
 _PAGE = Path(__file__).parents[2] / "docs/notebooks.md"
@@ -41,7 +41,6 @@ def _work(scale, what="", own=False):
     """A function of a module that workers cannot import; it needs no mykv."""
     import os
     import signal
-    import time
 
     rank = int(next(os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ))
     print("here", os.environ["MINE"], flush=True)
@@ -102,29 +101,14 @@ def test_nothing_is_left_when_the_caller_is_interrupted_or_killed(tmp_path, name
     process = subprocess.Popen([sys.executable, tmp_path / "caller.py"], stdout=subprocess.PIPE, text=True)
     try:
         assert [process.stdout.readline()[4:] for _ in range(2)] == ["waits\n"] * 2
-        below = _below(process.pid)
+        below = descendants(process.pid)
         assert len(below) >= 4  # mykvrun, the launcher, two workers
         process.send_signal(getattr(signal, name))
         stdout, _ = process.communicate(timeout=60)
         assert ("interrupted" in stdout) == (name == "SIGINT")
-        deadline = time.monotonic() + 30
-        while any(map(_is_alive, below)):
-            assert time.monotonic() < deadline, "workers live on"
-            time.sleep(0.1)
+        wait_until_ended(below, 30)
     finally:
         process.kill()
-
-
-def _below(pid):
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-        children = [int(word) for word in file.read().split()]
-    return [one for child in children for one in (child, *_below(child))]
-
-
-def _is_alive(pid):
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        return file.read().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 @pytest.mark.timeout(240)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from harness import launcher
 from harness.marks import long
+from harness.processes import is_alive
 from harness.several_hosts import Hosts
 
 pytest_plugins = "pytester"
@@ -424,7 +425,7 @@ def test_nothing_is_left_when_pytest_is_ended(pytester, tmp_path, number, worker
         pids = _await(lambda: mark.exists() and len(mark.read_text().split()) == 2 and mark.read_text().split())
         process.send_signal(number)
         process.wait(40)  # pytest-xdist gives its workers ten seconds
-        _await(lambda: not any(_alive(int(pid)) for pid in pids))
+        _await(lambda: not any(is_alive(int(pid)) for pid in pids))
         _await(lambda: not list(folder.glob("ranks-*")))
     finally:
         process.kill()
@@ -438,13 +439,6 @@ def _await(condition, timeout: float = 30.0):
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
     return value
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_mpirun_returns_code_and_outputs(mpirun):

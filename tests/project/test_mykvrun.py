@@ -19,6 +19,7 @@ from dataclasses import replace
 import pytest
 from harness import launcher, several_hosts
 from harness.marks import long
+from harness.processes import descendants, wait_until_ended
 
 from mykvrun import attempt, commands, hosts, main, worker_notes, workers
 from mykvrun.command_line import parse
@@ -411,11 +412,11 @@ def test_a_job_ends_when_nobody_reads_its_output_any_more(tmp_path):
     process = _start(tmp_path, "-n", "2", sys.executable, "-c", _WRITES.format(times=100_000, pause=0.01))
     try:
         assert process.stdout.readline().startswith("x")
-        workers = _children_of(process.pid)
+        workers = descendants(process.pid)
         process.stdout.close()
         assert process.wait(30) == 128 + signal.SIGPIPE, process.stderr.read()
         assert process.stderr.read() == ""
-        _wait_for_the_end_of(workers)
+        wait_until_ended(workers)
     finally:
         process.kill()
 
@@ -684,13 +685,13 @@ def test_a_signal_ends_all_workers_and_is_the_status(tmp_path, script, number):
     try:
         for _ in range(2):
             assert process.stdout.readline().startswith("sum")
-        workers = _children_of(process.pid)
+        workers = descendants(process.pid)
         assert len(workers) >= 3
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
         assert process.returncode == 128 + number
         assert f"mykvrun: the job was ended by {number.name}" in error, error
-        _wait_for_the_end_of(workers)
+        wait_until_ended(workers)
     finally:
         process.kill()
 
@@ -700,11 +701,11 @@ def test_sigterm_ends_a_job_whose_output_nobody_reads(tmp_path):
     process = _start(tmp_path, "-n", "2", sys.executable, "-c", program)
     try:
         assert process.stdout.readline() == "here\n"
-        workers = _children_of(process.pid)
+        workers = descendants(process.pid)
         time.sleep(1)  # the pipes are full: workers and mykvrun wait in write()
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
-        _wait_for_the_end_of(workers)
+        wait_until_ended(workers)
     finally:
         process.kill()
 
@@ -716,32 +717,13 @@ def test_workers_end_when_mykvrun_or_the_launcher_is_killed(tmp_path, name, whos
     try:
         for _ in range(2):
             assert process.stdout.readline() == "here\n"
-        below = _children_of(process.pid)
+        below = descendants(process.pid)
         os.kill(process.pid if whose == "mykvrun" else below[0], getattr(signal, name))
         process.communicate(timeout=30)
         assert process.returncode != 0
-        _wait_for_the_end_of(below)
+        wait_until_ended(below)
     finally:
         process.kill()
-
-
-def _wait_for_the_end_of(pids):
-    def is_alive(pid):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-        return False
-
-    deadline = time.monotonic() + 20
-    while any(map(is_alive, pids)):
-        assert time.monotonic() < deadline, "workers live on"
-        time.sleep(0.1)
-
-
-def _children_of(pid):
-    """A process's children and theirs."""
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-        children = [int(word) for word in file.read().split()]
-    return [one for child in children for one in (child, *_children_of(child))]
 
 
 # A launcher of one worker, which hangs as Open MPI's does where a worker connects to it while it is ending the job.

@@ -6,9 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 from harness import launcher
+from harness.processes import is_alive, wait_until_ended
 
 _PROGRAM = """
 import os, time
@@ -34,22 +34,11 @@ def test_workers_end_when_mpirun_is_killed_also_behind_a_shell(tmp_path):
             workers.append(int(pid))
         process.send_signal(signal.SIGKILL)
         process.wait(20)
-        deadline = time.monotonic() + 60
-        while any(map(_is_alive, workers)):
-            assert time.monotonic() < deadline, "workers live on"
-            time.sleep(0.1)
+        wait_until_ended(workers, 60)
     finally:
         process.kill()
-        for pid in filter(_is_alive, workers):
+        for pid in filter(is_alive, workers):
             os.kill(pid, signal.SIGKILL)
-
-
-def _is_alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_process_without_a_launcher_watches_nobody(monkeypatch):
