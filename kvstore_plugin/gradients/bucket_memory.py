@@ -53,10 +53,11 @@ _CURES = {
 }
 
 # Arguments of patches.replaces().
-_MANY_MOMENTS = (
-    "Parameters get gradient arrays at many moments, and only arrays that nothing else holds can move to memory that "
-    "the ranks share."
-)
+_MOVED = {
+    "why": "Parameters get gradient arrays at many moments, and only arrays that nothing else holds can move to memory "
+    "that the ranks share.",
+    "undone_by": "nothing",
+}
 _STAYING = {
     "why": "One worker may call it alone, but about new arrays the workers ask each other. And MXNet copies running "
     "statistics too early, while a backward pass of a network with `static_alloc` still writes them.",
@@ -450,10 +451,9 @@ def _is_kept(parameter: Parameter) -> bool:
 
 @patches.replaces(
     "gluon.Parameter._init_grad",
-    why=_MANY_MOMENTS,
     does="Notes when the arrays were created. Those of a trainer's Parameter become views of its buckets. A Parameter "
     "that moves from CPU to CPU keeps its gradient arrays.",
-    undone_by="nothing",
+    **_MOVED,
 )
 def _init_grad(original: Callable, self: Parameter) -> None:
     before = self._grad
@@ -467,10 +467,9 @@ def _init_grad(original: Callable, self: Parameter) -> None:
 
 @patches.replaces(
     "gluon.Parameter.cast",
-    why=_MANY_MOMENTS,
     does="Notes when the arrays were created. Those of a trainer's Parameter become views of its buckets. A cast to "
     "the Parameter's own dtype changes nothing.",
-    undone_by="nothing",
+    **_MOVED,
 )
 def _cast(original: Callable, self: Parameter, dtype: Any) -> None:
     before, weights, symbol = self._grad, self._data, self._var
