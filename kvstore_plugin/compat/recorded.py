@@ -170,7 +170,8 @@ def _run(count: int, wanted: int, pointers: Any, requests: Any, is_train: int, k
     targets, entry = owned[count:], _entries[key]
     asked = [requests[i] for i in range(wanted)]
     with arrays.not_recorded(), written(targets, asked) as outputs:  # NaiveEngine may run this while recording
-        entry.backward([_reshaped(one, shape) for one, shape in zip(owned, entry.shapes)], outputs)
+        gradients = [one if one.shape == shape else _reshaped(one, shape) for one, shape in zip(owned, entry.shapes)]
+        entry.backward(gradients, outputs)
     return 1
 
 
