@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -95,8 +95,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         mine = pickled(obj)
         sendings = turn.agreed([operation.gathering(process_set, name, "object") for _ in range(turn.core.size())])
         sizes = turn.meet(turn.call, [len(mine)])[:, 0].tolist()
-        under_way = [_Broadcast(*one, mine, size) for *one, size in zip(sendings, range(len(sizes)), sizes)]
-        received = [one.wait() for one in under_way]
+        received = _from_all(sendings, mine, sizes)
     return [pickle.loads(array) for array in received]
 
 
@@ -115,6 +114,13 @@ class _Broadcast:
         if self._work is not None:
             operation.wait(self._work)
         return memoryview(self._bytes)
+
+
+def _from_all(sendings: Sequence[operation.Turn], mine: bytes, sizes: Sequence[int]) -> list[memoryview]:
+    """The bytes of all ranks. A function, since Python 3.13 leaves a loop in a `with` statement without __exit__() if a
+    trace function raises an exception."""
+    under_way = [_Broadcast(turn, root, mine, size) for root, (turn, size) in enumerate(zip(sendings, sizes))]
+    return [one.wait() for one in under_way]
 
 
 def pickled(obj: Any) -> bytes:

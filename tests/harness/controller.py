@@ -16,6 +16,7 @@ from .script import MpiRun
 _MOST_POOLS, _MOST_POOLS_OF_A_WORKER = 2, 1
 # The same examples in every run, so that a failure means a change of the code; --hypothesis-seed draws others.
 _HYPOTHESIS_SEED = "0"
+_POOL_START_S = 180.0  # for the start of a pool, in the first of its tests
 
 
 class Controller:
@@ -44,6 +45,9 @@ class Controller:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Group the tests of each pool, so that few pools are started; the order is otherwise kept."""
         items.sort(key=lambda item: (_pool_key(item) or (0, ()), _settings(item)))
+        for item in items:  # the pool ends a test at its limit; the default of pytest-timeout would end the session
+            if _pool_key(item) is not None:
+                item.add_marker(pytest.mark.timeout(ranks_of(item).timeout + _POOL_START_S), append=False)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:

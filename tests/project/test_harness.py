@@ -76,6 +76,19 @@ def test_it(turn):
     result.assert_outcomes(passed=3)
 
 
+def test_the_default_of_pytest_timeout_does_not_concern_ranks(inner):
+    result = inner(
+        """
+@pytest.mark.ranks(2)
+def test_it():
+    time.sleep(3)
+""",
+        "-o",
+        "timeout=2",
+    )
+    result.assert_outcomes(passed=1)
+
+
 def test_settings_of_the_package_need_no_other_ranks_but_a_shutdown_between_them(inner, monkeypatch):
     monkeypatch.setenv("MYKV_EXIT_WAIT_S", "7")
     result = inner(
