@@ -1,6 +1,7 @@
 """Runs tests of arrays on GPUs with a real GPU in place of the stand-ins: ``python tests/gpu/on_real_gpu.py``.
 
-Arguments go to pytest. MXNet's arrays are still those of the stand-in for libmxnet.
+Arguments go to pytest. Arrays of MXNet are of the stand-in for libmxnet, except in test_mxnet_on_gpu.py, which needs an
+MXNet that is built for CUDA and is skipped without one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from kvstore_plugin.world import gpu_libraries
 
-_FILES = ("test_gpu_staged.py", "test_gpu_nccl.py", "test_gpu_bridge.py", "test_gpu_reads.py")
+_FILES = ("test_gpu_staged.py", "test_gpu_nccl.py", "test_gpu_bridge.py", "test_gpu_reads.py", "test_mxnet_on_gpu.py")
 
 
 def main() -> None:
