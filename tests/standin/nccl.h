@@ -103,6 +103,7 @@ int launch(const std::vector<Call>& calls);
 void run_collective(Comm& comm, const Operation& operation);
 void run_messages(Comm& comm, const std::vector<Operation>& operations);
 const char* name(int kind);
+inline int version() { return static_cast<int>(setting("STANDIN_NCCL_VERSION", 22304)); }
 void violation(Comm& comm, const std::string& text);
 
 // Turns at a device.

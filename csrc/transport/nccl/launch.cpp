@@ -236,7 +236,9 @@ Launch::Launch(const Request& request, const Placement& placement, const Arrange
   if (reduces(request.operation)) make_operators();
   NcclCallGroup group;
   for (size_t l = 0; l < lanes_.size(); ++l) {
-    for (const PlannedCall& one : lanes_[l].calls) call(one, l);
+    for (const PlannedCall& one : lanes_[l].calls) {
+      for (const PlannedCall& part : in_whole_blocks(one)) call(part, l);
+    }
   }
   group.end();
 }
@@ -268,6 +270,23 @@ void Launch::make_operators() {
     nccl().check(code, "ncclRedOpCreatePreMulSum", local.comm);
     operators_.push_back(made);
   }
+}
+
+// On one NCCL rank, a kernel multiplies: a block of threads for each 16 KiB, at most 32. Before NCCL 2.29.7 it left out
+// the last elements of some calls whose blocks had not all the same size (NVIDIA/nccl issue 1950). A multiple of 16 KiB
+// gives blocks of one size, and less than 16 KiB one block.
+std::vector<PlannedCall> Launch::in_whole_blocks(const PlannedCall& all) const {
+  constexpr size_t kBlockBytes = 16 << 10;
+  const size_t item = item_size(request_.operation.dtype);
+  const size_t rest = all.count % (kBlockBytes / item);
+  const size_t whole = all.count - rest;
+  if (!own_operators_ || communicator_->size() > 1 || rest == 0 || whole == 0) return {all};
+  PlannedCall first = all, last = all;
+  first.count = whole;
+  last.count = rest;
+  last.from += whole * item;
+  last.to += whole * item;
+  return {first, last};
 }
 
 void Launch::call(const PlannedCall& c, size_t lane) const {

@@ -85,6 +85,7 @@ class Launch {
  private:
   void copy(gpu::CudaStream stream, const std::vector<PlannedCopy>& copies) const;
   void make_operators();
+  std::vector<PlannedCall> in_whole_blocks(const PlannedCall& call) const;
   void call(const PlannedCall& call, size_t lane) const;
 
   const Request& request_;
