@@ -90,7 +90,8 @@ std::string obstacle(const World& world, const std::vector<Equipment>& all) {
     }
     if (gpus.size() < ranks.size()) {
       return "the host of rank " + std::to_string(world.label(ranks[0])) + " has " + std::to_string(ranks.size()) +
-             " ranks but " + std::to_string(gpus.size()) + " GPUs, and NCCL needs a GPU for each rank";
+             " ranks but " + std::to_string(gpus.size()) + (gpus.size() == 1 ? " GPU" : " GPUs") +
+             ", and NCCL needs a GPU for each rank";
     }
   }
   return {};

@@ -25,7 +25,7 @@ _log = logging.getLogger("kvstore_plugin")
 MOST_ROUNDS = 5
 # Processes of a second MPI_Comm_spawn cannot reach each other (opal_modex_recv fails with -46), even in a minimal MPI
 # program.
-_ONCE = "mykv: Open MPI starts new workers over several machines only once in a job, so no more workers join it."
+_ONCE = "Open MPI starts new workers over several machines only once in a job, so no more workers join it."
 
 
 class MoreWorkers(RuntimeError):

@@ -33,9 +33,9 @@ def own_gpus() -> list[int]:
     if position == 0 and process.generation not in _reported:
         _reported.add(process.generation)
         _log.warning(
-            "mykv: %d ranks share %d GPUs on the host of rank %d. Start at most one rank for each GPU.",
+            "%d ranks share %s on the host of rank %d. Start at most one rank for each GPU.",
             len(sharing),
-            len(seen),
+            "1 GPU" if len(seen) == 1 else f"{len(seen)} GPUs",
             process.rank(),
         )
     return [position % len(seen)]

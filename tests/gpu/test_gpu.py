@@ -195,7 +195,7 @@ class _Process:
         (["abc", "abc"], [[0, 1]], [[0], [1]], []),
         (["ab", "ab", "ab"], [[0, 1, 2]], [[0], [1], [0]], ["3 ranks share 2 GPUs on the host of rank 0"]),
         (["ab", "ab"], [[0], [1]], [[0, 1], [0, 1]], []),
-        (["", "a", "a"], [[0], [1, 2]], [[], [0], [0]], ["2 ranks share 1 GPUs on the host of rank 1"]),
+        (["", "a", "a"], [[0], [1, 2]], [[], [0], [0]], ["2 ranks share 1 GPU on the host of rank 1"]),
         (["a", "b"], [[0, 1]], [[0], [0]], []),  # each sees one of them
     ],
 )
@@ -213,7 +213,7 @@ def test_ranks_that_share_a_gpu_say_so(mpirun):
     for rank in range(2):
         # MXNet's own build here is for the CPU alone.
         assert f"rank {rank} has [0] [0] [cpu(0)]" in result.stdout, result.text
-    sentence = "2 ranks share 1 GPUs on the host of rank 0"
+    sentence = "2 ranks share 1 GPU on the host of rank 0"
     assert result.stderr.count(sentence) == 1, result.text
 
 
