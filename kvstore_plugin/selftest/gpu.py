@@ -14,6 +14,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from ..compat.mxnet import HAS_GPUS, MXNetError, mx
 from ..world import gpu_libraries, process
 from ..world.own_gpus import own_gpus
 from .cuda import DeviceArray, Stream, call
@@ -63,6 +64,8 @@ def check(findings: Any) -> None:
     with findings.catching("order of streams"):
         _check_order(device)
         findings.facts["order of streams"] = "an operation waits for earlier work in the stream"
+    with findings.catching("MXNet on GPUs"):
+        _check_mxnet(findings, device)
     with findings.catching("speed of GPUs"):
         _measure(findings.facts, device, by_nccl)
 
@@ -113,6 +116,25 @@ def _check_order(device: int) -> None:
     stream.close()
     source.close()
     array.close()
+
+
+def _check_mxnet(findings: Any, device: int) -> None:
+    """Test that MXNet computes on the GPU: its builds have kernels for some GPUs only."""
+    if not HAS_GPUS:
+        findings.facts["MXNet on GPUs"] = "this MXNet is built without CUDA"
+        return
+    try:
+        right = (mx.nd.ones((2,), ctx=mx.gpu(device)).asnumpy() == 1).all()
+    except MXNetError as error:
+        if "no kernel image" not in str(error):
+            raise
+        findings.wrong.append(
+            "MXNet cannot compute on this GPU: its build has no kernels for it. Build MXNet for the GPU's compute "
+            "capability, or use a GPU that the build knows."
+        )
+        return
+    _require(right, "an array of ones that MXNet makes on a GPU")
+    findings.facts["MXNet on GPUs"] = "it computes"
 
 
 def _require(right: bool, what: str) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import types
 
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness.marks import ON_REAL_GPU
 from harness.support import clear_errors, mx, numbers, total
+from kvstore_plugin.selftest import gpu as selftest_gpu
 from kvstore_plugin.world import process
 from mxnet import autograd, gluon
 from standin.gpu_support import Cuda
@@ -363,3 +365,13 @@ def test_a_mistake_is_an_error_on_all_workers(store, rank, size):
 def test_nccl_serves_workers_with_a_gpu_each(store, size):
     some_gpu, by_nccl, reason, _ = process.core.gpu_road()
     assert some_gpu and by_nccl == (mx.context.num_gpus() >= size), reason
+
+
+@pytest.mark.ranks(1)
+def test_the_selftest_says_whether_mxnet_computes_on_the_gpu(store):
+    found = types.SimpleNamespace(facts={}, wrong=[])
+    selftest_gpu._check_mxnet(found, 0)
+    if _has_kernels():
+        assert (found.facts, found.wrong) == ({"MXNet on GPUs": "it computes"}, [])
+    else:
+        assert not found.facts and "its build has no kernels for it" in found.wrong[0]
