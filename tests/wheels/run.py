@@ -89,8 +89,7 @@ class Trial:
         subprocess.run([self.python, "-m", "venv", "--clear", self.folder], check=True, timeout=_LIMIT)
         self._pip("setuptools>=65", "wheel", "pip>=22")
         mxnet, mykv = ["mxnet==1.9.1"], "mykv[cpu]"
-        # MXNet's wheel requires a numpy below 2, which has no wheel for Python 3.13 and later: docs/install.md says what
-        # to do.
+        # MXNet's wheel requires a numpy below 2, which has no wheel for Python 3.13 or later (docs/install.md).
         if int(re.search(r"-cp3(\d+)-", self.wheel.name)[1]) >= 13:
             mxnet, mykv = ["--no-deps", *mxnet], "mykv"
         if not self._pip(*mxnet):
