@@ -213,8 +213,7 @@ class _HalfSquares(autograd.Function):
         return late
 
 
-@mx.optimizer.register
-class KernelSGD(mx.optimizer.Optimizer):
+class _KernelSGD(mx.optimizer.Optimizer):
     """weight -= learning_rate * rescale_grad * gradient, by a kernel of this file."""
 
     def create_state(self, index, weight):
@@ -273,14 +272,12 @@ def test_training(rank, size, gather, kind, gpus):
     if kind == "on the store" and gpus > 1:
         _need_kernels("to add the gradients of several GPUs")
     parameters = _parameters(devices)
-    options = {"learning_rate": 0.05}
+    optimizer = _KernelSGD(learning_rate=0.05)
     if kind in ("dist", "no buckets"):
         settings = {"bucket_bytes": 0} if kind == "no buckets" else {}
-        trainer, batch = mykv.DistributedTrainer(parameters, "kernelsgd", options, **settings), gpus
+        trainer, batch = mykv.DistributedTrainer(parameters, optimizer, **settings), gpus
     else:
-        trainer = gluon.Trainer(
-            parameters, "kernelsgd", options, kvstore="mykv", update_on_kvstore=kind == "on the store"
-        )
+        trainer = gluon.Trainer(parameters, optimizer, kvstore="mykv", update_on_kvstore=kind == "on the store")
         batch = gpus * size
     for step in range(12):
         _step(trainer, parameters, devices, rank, step, batch)
@@ -296,7 +293,7 @@ def test_local_training(rank, size, gather):
     _need_kernels("to average weights")
     devices = _gpus(1)
     parameters = _parameters(devices)
-    trainer = mykv.LocalTrainer(parameters, "kernelsgd", {"learning_rate": 0.05}, period=4)
+    trainer = mykv.LocalTrainer(parameters, _KernelSGD(learning_rate=0.05), period=4)
     for step in range(12):
         _step(trainer, parameters, devices, rank, step, 1)
     for parameter in parameters.values():
@@ -331,7 +328,7 @@ def test_initial_values_are_those_of_rank_0(rank, gather):
     parameters = gluon.ParameterDict()
     for index, shape in enumerate(_SHAPES):
         parameters.get(f"weight{index}", shape=shape).initialize(mx.init.Constant(rank + index), ctx=_gpus()[0])
-    trainer = mykv.DistributedTrainer(parameters, "kernelsgd", {"learning_rate": 0.1})
+    trainer = mykv.DistributedTrainer(parameters, _KernelSGD(learning_rate=0.1))
     for parameter in parameters.values():
         nothing = _on_gpu(np.zeros(parameter.shape, "float32"))
         with autograd.record():
