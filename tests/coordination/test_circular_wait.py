@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import textwrap
 import time
@@ -9,7 +10,7 @@ import time
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from harness.support import MXNetError, array, clear_errors, dense_network, mx
+from harness.support import MXNetError, array, clear_errors, dense_network, mx, value
 from kvstore_plugin.coordination import circular_wait
 from kvstore_plugin.coordination.circular_wait import in_circle
 from kvstore_plugin.world import process
@@ -68,8 +69,15 @@ def test_both_ranks_get_both_halves_and_the_next_call_works(how, late, rank, gat
                 mykv.allreduce(_step(net, trainer, rank), name="loss").asnumpy()
             mx.nd.waitall()
     assert time.monotonic() - began < _LIMIT
+    if how == "fewer batches" and rank == 0:
+        # MXNet raises an error once. What it had not run by then of rank 1's second step, it runs after all.
+        for _ in range(2):
+            with contextlib.suppress(MXNetError):
+                _step(net, trainer, rank)
+                mx.nd.waitall()
     clear_errors()
     gather("all have their error")
+    assert (value(mykv.allreduce(array(np.ones(3)), average=False, name="next")) == 2).all()
 
 
 def test_a_rank_that_has_its_error_and_ends_leaves_the_others_theirs(mpirun):
