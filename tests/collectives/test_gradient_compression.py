@@ -224,14 +224,16 @@ def test_a_whole_k_counts_elements_of_each_array_in_a_trainer_too(rank, gather, 
 
     params = {"type": kind, "k": 5}
     counts = trained(lambda given: mykv.DistributedTrainer(given, *_SGD, compression_params=params, **more))
-    assert all(5 <= count <= 2 * 6 for count in counts), counts  # on each host up to 6: k is rounded up in each piece
+    # On each host up to 6: k is rounded up in each piece. 'randomk' also draws from the padding behind a gradient.
+    least = 5 if kind == "topk" else 3
+    assert all(least <= count <= 2 * 6 for count in counts), counts
     expected = trained(
         lambda given: gluon.Trainer(given, *_SGD, kvstore="mykv", update_on_kvstore=False, compression_params=params)
     )
     if kind == "topk":
         assert counts == expected
-    else:  # it draws by the names of arrays, and two hosts may draw one element
-        assert all(abs(count - other) <= 2 for count, other in zip(counts, expected)), (counts, expected)
+    else:  # the stock Trainer's arrays have no padding
+        assert all(0 <= other - count <= 3 for count, other in zip(counts, expected)), (counts, expected)
 
 
 @pytest.mark.ranks(2, env=_HOSTS)
