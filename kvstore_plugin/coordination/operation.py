@@ -320,7 +320,7 @@ def exchange(
 
 
 class refusing:
-    """Context manager in which a rank starts an operation of the core. If the core rejects it, the turn is refused.
+    """Context manager in which a rank starts an operation of the core. An exception before that refuses the turn.
 
     A class, since a generator-based context manager would cost 3 us more in every pushpull.
 
@@ -329,25 +329,28 @@ class refusing:
     refuse : callable
         Given the reason, refuses the turn.
     what : str, optional
-        Subject of the error. If given, an ArgumentValueError is raised instead of the core's error.
+        Subject of the error. If given, an ArgumentValueError is raised if the core rejects the arrays.
     """
 
-    __slots__ = ("_refuse", "_what")
+    __slots__ = ("_refuse", "_started", "_what")
 
     def __init__(self, refuse: Callable[[str], None], what: str = "") -> None:
         self._refuse = refuse
         self._what = what
+        self._started: list[Any] = []
 
-    def __enter__(self) -> None:
-        return None
+    def __enter__(self) -> list[Any]:
+        """For `start`: after it no exception refuses the turn, not even that of a signal handler."""
+        return self._started
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         # After an MXNetError no turn is refused: NaiveEngine has run the operation, and the other ranks get the error.
-        if isinstance(error, MXNetError) or not isinstance(error, (RuntimeError, ValueError, MemoryError)):
+        if error is None or self._started or isinstance(error, MXNetError):
             return
-        reason = f"{self._what}: {error}." if self._what else str(error)
+        rejected = self._what and isinstance(error, (RuntimeError, ValueError, MemoryError))
+        reason = f"{self._what}: {error}." if rejected else str(error) or type(error).__name__
         self._refuse(reason)
-        if self._what:
+        if rejected:
             raise ArgumentValueError(reason) from error
 
 

@@ -6,7 +6,7 @@ this key, so that the other ranks get an error instead of waiting.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import weakref
 from typing import Any, Callable, Sequence
 
@@ -577,14 +577,15 @@ class MyKV(KVStoreBase):
                 if stored:
                     self._values.home(call)
             return listed
-        except (TypeError, ValueError) as error:
+        except BaseException as error:  # also that of a signal handler
             for name in requests.names(self._scope, key):
-                self._refuse(name, str(error), method)
+                self._refuse(name, str(error) or type(error).__name__, method)
             raise
 
     def _push_broadcasts(self, listed: list[Call], targets: list[Any], priority: int) -> None:
         for number, call in enumerate(listed):
-            with self._refusing(listed[number:], "broadcast"):
+            refuse = functools.partial(self._refuse_all, listed[number:], "broadcast")
+            with operation.refusing(refuse, f"Key {call.key!r}"):
                 push_broadcast(self._process_set, call.name, call.inputs[0], targets[number], 0, priority)
 
     def _push_sums(self, listed: list[Call], targets: list[Any], priority: int) -> None:
@@ -593,12 +594,15 @@ class MyKV(KVStoreBase):
                 self._sum_rows(listed[number:], targets[number], priority)
                 continue
             outputs = targets[number]
-            written = call.inputs if outputs is call.inputs else _written_by_core(call.inputs, outputs)
-            source = target = arrays.handles(call.inputs)
-            if written is not call.inputs:
-                target = arrays.handles(written)
-            with self._refusing(listed[number:], "push"):
-                self._process_set._core.push_allreduce(call.name, source, target, "sum", 1.0, priority, wire=self._wire)
+            refuse = functools.partial(self._refuse_all, listed[number:], "push")
+            with operation.refusing(refuse, f"Key {call.key!r}") as started:
+                written = call.inputs if outputs is call.inputs else _written_by_core(call.inputs, outputs)
+                source = target = arrays.handles(call.inputs)
+                if written is not call.inputs:
+                    target = arrays.handles(written)
+                push = self._process_set._core.push_allreduce
+                arguments = (call.name, source, target, "sum", 1.0, priority)
+                operation.start(started, functools.partial(push, *arguments, wire=self._wire))
             if written is not outputs:
                 for at, array in enumerate(outputs):
                     arrays.copy(written[min(at, len(written) - 1)], array)
@@ -622,14 +626,13 @@ class MyKV(KVStoreBase):
             return
         try:
             self._resume()
-        except RuntimeError as error:
-            for call in listed:
-                self._refuse(call.name, str(error), "push")
+            values = self._values.all() if any(not self._is_assigned(call) for call in listed) else []
+            if values:
+                self._optimizer.assign(one for one in values if self._optimizer.is_trained(one[0]))
+                self._optimizer.assign((call.key, self._values.home(call)) for call in listed)
+        except BaseException as error:
+            self._refuse_all(listed, "push", str(error) or type(error).__name__)
             raise
-        values = self._values.all() if any(not self._is_assigned(call) for call in listed) else []
-        if values:
-            self._optimizer.assign(one for one in values if self._optimizer.is_trained(one[0]))
-            self._optimizer.assign((call.key, self._values.home(call)) for call in listed)
         for number, call in enumerate(listed):
             home = self._values.home(call)
             copies = [array for array in call.outputs if array is not home] if with_outputs else []
@@ -645,7 +648,8 @@ class MyKV(KVStoreBase):
                     ShardedUpdate.refuse(self._process_set._core, call.name, str(error))
                     self._refuse_later(listed[number:], error)
                     raise
-            with self._refusing(listed[number:], "push"):
+            refuse = functools.partial(self._refuse_all, listed[number:], "push")
+            with operation.refusing(refuse, f"Key {call.key!r}"):
                 gradient = arrays.total(call.inputs)
                 member = Member(call.key, gradient, [home, *copies])
                 update = self._updates.get(call.name)
@@ -677,7 +681,8 @@ class MyKV(KVStoreBase):
     def _update_rows(self, listed: list[Call], weights: Sequence[NDArray], priority: int) -> None:
         """Update the value of the first call of a list by the optimizer, from row_sparse gradients."""
         call = listed[0]
-        with self._refusing(listed, "push"):
+        refuse = functools.partial(self._refuse_all, listed, "push")
+        with operation.refusing(refuse, f"Key {call.key!r}"):
             update = RowUpdate(self._optimizer, call.name, call.key, weights, priority, turn_of=call.name)
         label = self._optimizer.label() + BETWEEN
         try:
@@ -714,17 +719,9 @@ class MyKV(KVStoreBase):
         else:
             self._process_set._core.refuse(name, reason)
 
-    def _refusing(self, listed: list[Call], method: str) -> contextlib.AbstractContextManager:
-        """Context manager for starting the first call: if the core rejects its arrays, all calls are refused.
-
-        Raises RuntimeError without a core, for example after shutdown().
-        """
-
-        def refuse(reason: str) -> None:
-            for call in listed:
-                self._refuse(call.name, reason, method)
-
-        return operation.refusing(refuse, f"Key {listed[0].key!r}")
+    def _refuse_all(self, listed: list[Call], method: str, reason: str) -> None:
+        for call in listed:
+            self._refuse(call.name, reason, method)
 
 
 def _written_by_core(inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> Sequence[NDArray]:

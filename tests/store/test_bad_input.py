@@ -311,3 +311,26 @@ def test_trainers_with_other_bucket_sizes_or_compression_name_both(rank, size, g
         for one in values:
             assert f"{option}={one}" in text or f"{one}" in text, text
         gather("all know")
+
+
+@pytest.mark.ranks(2)
+def test_an_error_of_any_type_on_one_rank_fails_the_call_on_all(rank):
+    """Here a TypeError of the optimizer's own. Then the calls of all ranks are matched as before."""
+    store, optimizer = mx.kv.create("mykv"), mx.optimizer.create("sgd", learning_rate=1.0, wd=0.0)
+    store.set_optimizer(optimizer)
+    store.init("a", array(np.zeros(2, "float32")))
+    held = array(np.zeros(2, "float32"))
+    if rank == 0:
+        optimizer.rescale_grad = None
+        with pytest.raises(TypeError, match="NoneType"):
+            store.push("a", array(np.ones(2, "float32")))
+        optimizer.rescale_grad = 1.0
+    else:
+        with pytest.raises(MXNetError, match="(?s)refused by rank 0.*NoneType"):
+            store.push("a", array(np.ones(2, "float32")))
+            store.pull("a", out=held)
+            held.wait_to_read()
+        clear_errors()
+    store.push("a", array(np.full(2, 10.0, "float32")))
+    store.pull("a", out=held)
+    assert (value(held) == -20).all()
