@@ -206,7 +206,8 @@ def _meet(trainer: gluon.Trainer) -> None:
         shown = ", ".join(f"{one.name} {one.shape} {arrays.dtype_name(one.dtype)}" for one in params[:5])
         raise RuntimeError(
             f"The workers' gluon.Trainers hold parameters of different shapes or dtypes; that of rank {process.rank()} "
-            f"begins with {shown}. {_SAME_ORDER}"
+            f"begins with {shown}. Build the same network on all workers. If there are several Trainers: "
+            f"{_SAME_ORDER[0].lower()}{_SAME_ORDER[1:]}"
         )
     record.has_met, record.scope, record.kept = True, record.scope or name, KeptNames(process_set, name)
 
