@@ -113,7 +113,7 @@ def _compared(process_set: ProcessSet, exchange_name: str, named: Sequence[Named
     or, if ranks have named it differently, its name on the set's first rank.
     """
     own = [getattr(value, "name", name) if name.startswith("parameter ") else name for name, value, _ in named]
-    numbers = [*(_state(item.value) for item in named), *(agreement.digest([name]) for name in own)]
+    numbers = [*(_state(item.value, process_set) for item in named), *(agreement.digest([name]) for name in own)]
     numbers += [agreement.digest(sorted(own)), int(sorted_by_counters(own))]
     least, most = agreement.extremes(process_set, exchange_name, numbers)
     count = len(named)
@@ -209,10 +209,11 @@ def _named_values(params: Any, prefix: str) -> Iterator[Named]:
             yield Named(f"{prefix}{half}{name}", value, position)
 
 
-def _state(value: Any) -> int:
+def _state(value: Any, process_set: ProcessSet) -> int:
+    """The state of a parameter. Broadcasts over other process sets do not count: they do not make this set equal."""
     if isinstance(value, NDArray):
         return _HAS_VALUES
-    lasting = deferred_init.has_lasting(value)
+    lasting = deferred_init.has_lasting(value, process_set)
     if value._data is not None:
         return _HAS_VALUES_AND_LASTING if lasting else _HAS_VALUES
-    return _WAITS_LASTING if lasting else _WAITS if deferred_init.waits(value) else _WITHOUT_VALUES
+    return _WAITS_LASTING if lasting else _WAITS if deferred_init.waits(value, process_set) else _WITHOUT_VALUES

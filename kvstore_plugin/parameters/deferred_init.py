@@ -94,14 +94,16 @@ def drop_values(parameter: Parameter) -> None:
     _deferred_as.pop(parameter, None)
 
 
-def waits(parameter: Parameter) -> bool:
-    """Whether a broadcast happens when the Parameter is initialized next."""
-    return bool(_waiting.get(parameter))
+def waits(parameter: Parameter, process_set: ProcessSet) -> bool:
+    """Whether a broadcast over this process set happens when the Parameter is initialized next."""
+    return any(broadcast.process_set is process_set for broadcast in _waiting.get(parameter, ()))
 
 
-def has_lasting(parameter: Parameter) -> bool:
-    """Whether a broadcast happens at every initialization of the Parameter."""
-    return any(broadcast.lasting for broadcast in _waiting.get(parameter, ()))
+def has_lasting(parameter: Parameter, process_set: ProcessSet | None = None) -> bool:
+    """Whether a broadcast, over this process set if given, happens at every initialization of the Parameter."""
+    return any(
+        broadcast.lasting and process_set in (None, broadcast.process_set) for broadcast in _waiting.get(parameter, ())
+    )
 
 
 def times(parameter: Parameter) -> int:

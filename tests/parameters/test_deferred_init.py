@@ -126,6 +126,35 @@ def test_values_of_another_root(rank, root_rank):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("before", ["trainer", "broadcast", "removed trainer"])
+@pytest.mark.parametrize("make", [_distributed, _stock, None], ids=["DistributedTrainer", "Trainer", "broadcast"])
+def test_an_earlier_broadcast_of_another_process_set_does_not_count(rank, gather, before, make):
+    mykv.init()
+    sets = [mykv.add_process_set([one]) for one in range(2)]
+    net = _network(seed=rank)
+    if before == "broadcast":
+        mykv.broadcast_parameters(net.collect_params(), root_rank=rank, process_set=sets[rank])
+    else:
+        mykv.DistributedTrainer(net.collect_params(), *_SGD, process_set=sets[rank])
+    if before == "removed trainer":
+        for one in sets:
+            mykv.remove_process_set(one)
+    if make is None:
+        mykv.broadcast_parameters(net.collect_params())
+    else:
+        trainer, workers = make(net)
+    loss = _loss(net, rank)
+    np.testing.assert_equal(parameters(net), _values_from(seed=0))
+    if make is not None:
+        loss.backward()
+        trainer.step(3 * workers)
+        assert len(set(gather(checksum(net)))) == 1
+    if before != "removed trainer":
+        for one in sets:
+            mykv.remove_process_set(one)
+
+
+@pytest.mark.ranks(2)
 def test_running_statistics_are_broadcast_too(rank, gather):
     net = _network(seed=rank, norm=True)
     mykv.DistributedTrainer(net.collect_params(), *_SGD)
