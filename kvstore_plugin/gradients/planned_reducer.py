@@ -105,10 +105,10 @@ class PlannedReducer(SharedReducer):
         number_groups(in_order, self._reduction.num_groups, each_alone=self._reduction.counts_elements)
         try:
             self._memory.own([(member.parameter, member.group) for member in in_order])
+            self._memory.warn_of_copies(self._scope, len(self._members))  # a handler of logging may raise
         except Exception as error:
             self._process_set._core.refuse(self._exchange_name, str(error))
             raise
-        self._memory.warn_of_copies(self._scope, len(self._members))
 
     def described(self) -> dict[str, Any]:
         """For the statistics: how the gradients are reduced; see training/statistics.py."""
@@ -147,7 +147,8 @@ class PlannedReducer(SharedReducer):
         new = [] if store_optimizer is None else store_optimizer.assign(_weights(active))
         operations = bucket_plan.planned(self._scope, self._reduction, self._memory, active)
         try:
-            self._agree(active, operations)  # even if the plan is unchanged: another rank's may have changed
+            # Even if the plan is unchanged: another rank's may have changed.
+            now_copies = self._agree(active, operations)
         except Exception:
             if new:
                 store_optimizer.release(new)  # the other ranks have assigned no owners to these keys
@@ -168,6 +169,12 @@ class PlannedReducer(SharedReducer):
         self._world = process.generation, self._process_set.process_set_id
         self._seen = [parameter._grad for parameter in self._parameters]
         self._seen_weights = [parameter._data for parameter in self._parameters]
+        try:
+            if now_copies and self._process_set.rank() == 0:
+                self._warn_of_copies()
+        except Exception as error:  # of a handler of logging: the other ranks have the plan, and begin the step
+            self._refuse_step(str(error))
+            raise
 
     def _follow_weights(self) -> None:
         """After a reset_ctx() that concerns this rank alone: the same operations, with the new weights.
@@ -182,7 +189,8 @@ class PlannedReducer(SharedReducer):
             self._operations = [operation.renewed() for operation in self._operations]
         self._seen_weights = [parameter._data for parameter in self._parameters]
 
-    def _agree(self, active: Sequence[BucketMember], plan: Sequence[Operation]) -> None:
+    def _agree(self, active: Sequence[BucketMember], plan: Sequence[Operation]) -> bool:
+        """Compare the plan with the other ranks'. Returns whether gradients are copied from now on."""
         what = f"parameters with gradients of {self._scope}"
         self._ask(lambda exchange_name: _check_members(self._process_set, exchange_name, active, what, _HAS_CHANGED))
         own = [agreement.digest([str(operation) for operation in plan]), agreement.digest(_shapes(active))]
@@ -190,15 +198,17 @@ class PlannedReducer(SharedReducer):
         least, most = self._ask(lambda exchange_name: agreement.extremes(self._process_set, exchange_name, own, label))
         self._hook_counts.clear()  # on all ranks
         knew, (self._copies_all, fails) = self._copies_all, (least != most).tolist()
-        # No warning if the shapes differ: then the layouts differ too, and an error names the parameter.
-        if self._copies_all and not knew and not fails and self._process_set.rank() == 0:
-            _log.warning(
-                "All gradients of %s are reduced by copying, which is slower, since their places in shared memory "
-                "differ between workers. Either parameters were initialized in different orders, or some on CPUs and "
-                "some on GPUs; or a worker cannot move a gradient: kvstore_plugin.statistics()['trainers'] on that "
-                "worker says why.",
-                self._scope,
-            )
+        # Not if the shapes differ: then the layouts differ too, and an error names the parameter.
+        return self._copies_all and not knew and not fails
+
+    def _warn_of_copies(self) -> None:
+        _log.warning(
+            "All gradients of %s are reduced by copying, which is slower, since their places in shared memory "
+            "differ between workers. Either parameters were initialized in different orders, or some on CPUs and "
+            "some on GPUs; or a worker cannot move a gradient: kvstore_plugin.statistics()['trainers'] on that "
+            "worker says why.",
+            self._scope,
+        )
 
     def _names(self) -> list[str]:
         return [operation.name for operation in self._operations] or [self._exchange_name]

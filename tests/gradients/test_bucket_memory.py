@@ -15,7 +15,19 @@ from types import SimpleNamespace
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from harness.support import IS_2, array, checksum, conv_network, dense_network, fill, mx, parameters, structure
+from harness.support import (
+    IS_2,
+    array,
+    checksum,
+    clear_errors,
+    conv_network,
+    dense_network,
+    fill,
+    mx,
+    parameters,
+    structure,
+    value,
+)
 from kvstore_plugin.gradients import bucket_memory
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
@@ -526,6 +538,50 @@ def test_ranks_that_initialize_parameters_in_different_order_copy_and_say_so(ran
     train(reference, plain, turned=rank == 1)
     assert checksum(net) == checksum(reference)
     assert len(set(gather(checksum(net)))) == 1
+
+
+class _Strict(logging.Handler):
+    """Raises warnings as errors."""
+
+    def emit(self, record):
+        raise RuntimeError(record.getMessage())
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("where", ["creation", "step"])
+def test_a_handler_of_logging_that_raises_fails_on_all_ranks_alike(rank, gather, where):
+    mykv.init()
+    layers = [nn.Dense(1, in_units=2 if where == "creation" else 0) for _ in range(2)]
+    named = {}
+    for number, layer in enumerate(layers):
+        layer.initialize()
+        named.update({f"{number}.{name}": one for name, one in structure(layer).items()})
+    gradients = [one.grad() for one in named.values()] if where == "creation" else []  # held, so they are copied
+
+    def train(turned=False):
+        for layer in layers[::-1] if turned else layers:
+            layer(array(np.ones((1, 2), dtype="float32")))  # in another order on rank 1, so all are copied
+        trainer = mykv.DistributedTrainer(named, *_SGD) if where == "creation" else made
+        with autograd.record():
+            loss = sum(layer(array(np.full((1, 2), rank + 1, dtype="float32"))).sum() for layer in layers)
+        loss.backward()
+        trainer.step(1)
+
+    made = None if where == "creation" else mykv.DistributedTrainer(named, *_SGD)
+    log, strict = logging.getLogger("kvstore_plugin"), _Strict(level=logging.WARNING)
+    log.addHandler(strict)
+    try:
+        with pytest.raises(RuntimeError, match="reduced by copying"):  # an MXNetError is a RuntimeError
+            train(turned=rank == 1)
+            mx.nd.waitall()
+    finally:
+        log.removeHandler(strict)
+    clear_errors()
+    for _ in range(2):
+        train()
+        first, second = gather([value(one.data()).tolist() for one in named.values()])
+        assert first == second
+    del gradients
 
 
 _DUPLICATES = [
