@@ -17,7 +17,7 @@ import numpy as np
 
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
-from . import operation
+from . import agreement, operation
 
 # Number of calls under one name whose backward passes have different names. Further calls reuse the names, but their
 # labels differ: mismatched operations fail, and are never summed.
@@ -98,8 +98,9 @@ class FirstUse:
 
     Members may have created different numbers of objects, for example if a constructor has failed on one rank, or one
     rank has copied a network. So no member can determine the name alone: in the first use the members exchange their
-    counts. If the counts are equal, an object keeps the number of its creation, even if threads use several objects in
-    different orders. Otherwise the object gets a new number, from which all members continue to count.
+    counts, and which numbers copies have. If these are equal, an object keeps the number of its creation, even if
+    threads use several objects in different orders. Otherwise the object gets a new number, from which all members
+    continue to count.
 
     Parameters
     ----------
@@ -110,6 +111,8 @@ class FirstUse:
         The counted kind, for example ``'optimizer'``.
     call : str
         The first use, for errors, for example ``'the first update() of a DistributedOptimizer'``.
+    is_copy : bool, optional
+        Whether the object is a copy or unpickled: members may make as many copies at different times.
 
     Attributes
     ----------
@@ -117,12 +120,12 @@ class FirstUse:
         The prefix of the names of the object's operations; before the first use the prefix that this rank expects.
     """
 
-    def __init__(self, process_set: Any, kind: str, call: str) -> None:
+    def __init__(self, process_set: Any, kind: str, call: str, is_copy: bool = False) -> None:
         self._process_set = process_set = counted_in(process_set)
         self._kind = kind
         self._call = call
         self._made_in = _present(process_set)
-        self._number = process_set._next_number(kind)
+        self._number = process_set._next_copy(kind) if is_copy else process_set._next_number(kind)
         self.shown = _prefix(process_set, kind, self._number)
         self._met_in: Any = None
 
@@ -157,12 +160,13 @@ class FirstUse:
         """The values that this rank sends to the other members when they agree on the name."""
         one, kind = self._process_set, self._kind
         is_known = self._made_in == _present(one) and self._number >= one._base(kind)
-        return [self._number if is_known else -1, one._counted().get(kind, 0), one._base(kind)]
+        copies = agreement.digest([str(number) for number in one._copied(kind)])
+        return [self._number if is_known else -1, one._counted().get(kind, 0), one._base(kind), copies]
 
     def agree(self, told: np.ndarray) -> np.ndarray:
         """Process all members' values, a row for each, and return the number of each member's object."""
-        numbers, counts, bases = told.T
-        if (counts != counts[0]).any() or (bases != bases[0]).any() or (numbers < bases).any():
+        numbers, counts, bases, _ = told.T
+        if (told[:, 1:] != told[0, 1:]).any() or (numbers < bases).any():
             self._number = int(counts.max())
             self._process_set._skip_to({self._kind: self._number + 1})
             numbers = np.full_like(numbers, self._number)

@@ -141,7 +141,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         return _rebuilt, (self._optimizer, self._mean)
 
     def __deepcopy__(self, memo: dict) -> DistributedOptimizer:
-        mean = _Mean(self._mean.process_set, self._mean.num_groups, _first_use(self._mean.process_set))
+        mean = _Mean(self._mean.process_set, self._mean.num_groups, _first_use(self._mean.process_set, is_copy=True))
         return _rebuilt(copy.deepcopy(self._optimizer, memo), mean)
 
 
@@ -184,7 +184,7 @@ class _Mean:
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)
-        self._first_use = _first_use(self.process_set)
+        self._first_use = _first_use(self.process_set, is_copy=True)
 
     def rename(self, scope: str) -> None:
         """Change the scope of all operations; the new scope must be the same on all workers."""
@@ -251,8 +251,9 @@ class _Mean:
         return f"{self._first_use.shown}/{group.indices[0]!r}"
 
 
-def _first_use(process_set: Any) -> operation_names.FirstUse:
-    return operation_names.FirstUse(process_set, "optimizer", "the first update() of a DistributedOptimizer")
+def _first_use(process_set: Any, is_copy: bool = False) -> operation_names.FirstUse:
+    call = "the first update() of a DistributedOptimizer"
+    return operation_names.FirstUse(process_set, "optimizer", call, is_copy)
 
 
 class _Group(NamedTuple):

@@ -183,7 +183,7 @@ def _meet(trainer: gluon.Trainer) -> None:
     params = trainer._params
     record = _record(trainer)
     if record.first_use is None:  # the Trainer is a copy, or older than the import of this package
-        record.first_use = _first_use(trainer)
+        record.first_use = _first_use(trainer, is_copy=True)
     missing = next((number for number, one in enumerate(params) if one._data is None), len(params))
     held = agreement.digest([f"{parameter.shape} {arrays.dtype_name(parameter.dtype)}" for parameter in params])
     with record.first_use.lock(), operation.waiting(process_set, f"{_CALL} with {len(params)} parameters") as turn:
@@ -212,8 +212,8 @@ def _meet(trainer: gluon.Trainer) -> None:
     record.has_met, record.scope, record.kept = True, record.scope or name, KeptNames(process_set, name)
 
 
-def _first_use(trainer: gluon.Trainer) -> FirstUse:
-    return FirstUse(_process_set_of(trainer), "gluon.Trainer", _CALL)
+def _first_use(trainer: gluon.Trainer, is_copy: bool = False) -> FirstUse:
+    return FirstUse(_process_set_of(trainer), "gluon.Trainer", _CALL, is_copy)
 
 
 def _check_numbers(process_set: ProcessSet, numbers: np.ndarray, sizes: np.ndarray) -> None:

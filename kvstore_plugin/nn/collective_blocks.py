@@ -47,9 +47,10 @@ class _Collective(BlockOfOneInput):
         process_sets.check(self._process_set)
         return plain(F, F.Custom(plain(F, x), op_type=_OPERATOR, block=self._key))
 
-    def _first_use(self, process_set: Any) -> operation_names.FirstUse:
+    def _first_use(self, process_set: Any, is_copy: bool = False) -> operation_names.FirstUse:
         kind = type(self).__name__
-        return operation_names.FirstUse(process_set, kind.lower(), f"the first forward pass of a block {kind}")
+        call = f"the first forward pass of a block {kind}"
+        return operation_names.FirstUse(process_set, kind.lower(), call, is_copy)
 
     def _begin(self, first_use: operation_names.FirstUse) -> None:
         self._use = first_use
@@ -63,7 +64,7 @@ class _Collective(BlockOfOneInput):
     def __setstate__(self, state: dict) -> None:
         # A copy is a separate block: its calls must not match calls of the original.
         vars(self).update(state)
-        self._begin(self._first_use(self._process_set))
+        self._begin(self._first_use(self._process_set, is_copy=True))
 
     def _named(self) -> str:
         """The prefix of the operations' names, the same on all ranks. Waits for all ranks once after each init()."""

@@ -241,12 +241,12 @@ class SyncBatchNorm(BatchNorm):
     def __setstate__(self, state: dict) -> None:
         # A copy is a separate layer: its calls must not match calls of the original.
         vars(self).update(state)
-        self._begin(_first_use(self._process_set))
+        self._begin(_first_use(self._process_set, is_copy=True))
 
 
-def _first_use(process_set: Any) -> operation_names.FirstUse:
+def _first_use(process_set: Any, is_copy: bool = False) -> operation_names.FirstUse:
     call = "the first forward pass of a SyncBatchNorm in training"
-    return operation_names.FirstUse(process_set, "sync_batch_norm", call)
+    return operation_names.FirstUse(process_set, "sync_batch_norm", call, is_copy)
 
 
 class _Prop(mx.operator.CustomOpProp):

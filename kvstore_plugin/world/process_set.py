@@ -64,6 +64,7 @@ class ProcessSet:
         self._why_not = "was not added. Call add_process_set() with it on all ranks, members or not"
         self._numbers: dict[str, int] = {}
         self._bases: dict[str, int] = {}
+        self._copies: dict[str, list[int]] = {}
         if _is_communicator(ranks_or_comm):
             self.mpi_comm = ranks_or_comm
         else:
@@ -113,6 +114,16 @@ class ProcessSet:
         self._numbers[kind] = number + 1
         return number
 
+    def _next_copy(self, kind: str) -> int:
+        """Like `_next_number`, for a copy: members may make copies at different times."""
+        number = self._next_number(kind)
+        self._copies.setdefault(kind, []).append(number)
+        return number
+
+    def _copied(self, kind: str) -> list[int]:
+        """The numbers of this member's copies from `_base` on."""
+        return list(self._copies.get(kind, ()))
+
     def _counted(self) -> dict[str, int]:
         """Number of objects of each kind so far."""
         return dict(self._numbers)
@@ -121,6 +132,7 @@ class ProcessSet:
         """Continue from the larger of these numbers and the set's own: other members may have created more objects."""
         for kind, number in numbers.items():
             self._numbers[kind] = self._bases[kind] = max(number, self._numbers.get(kind, 0))
+            self._copies.pop(kind, None)
 
     def _base(self, kind: str) -> int:
         """The number from which all members are known to count equally; see `_skip_to`."""
@@ -147,7 +159,7 @@ class ProcessSet:
     def _begin(self, number: int, ranks: tuple[int, ...], group: Any) -> None:
         """Mark this set as added; `group` runs its operations, None if this process is not a member."""
         self.process_set_id, self.ranks, self._group = number, list(ranks), group
-        self._numbers, self._bases = {}, {}
+        self._numbers, self._bases, self._copies = {}, {}, {}
         _added[ranks] = self
 
     def _end(self, why_not: str) -> Any:
@@ -179,7 +191,7 @@ class _AllRanks(ProcessSet):
     def __init__(self) -> None:
         self.process_set_id = 0
         self.mpi_comm = None
-        self._numbers, self._bases = {}, {}
+        self._numbers, self._bases, self._copies = {}, {}, {}
 
     @property
     def ranks(self) -> list[int] | None:

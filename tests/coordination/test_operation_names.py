@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import pickle
 
 import kvstore_plugin as mykv
 import numpy as np
@@ -33,6 +34,14 @@ def _use_store(store, rank):
     np.testing.assert_array_equal(value.asnumpy(), 3)
 
 
+def _use_block(block, rank):
+    np.testing.assert_array_equal(block(array(np.full((1, 2), rank, "float32"))).asnumpy(), 0.5)
+
+
+def _twins(one):
+    return [copy.deepcopy(one), copy.deepcopy(one)]
+
+
 def _optimizer(**wrong):
     return mykv.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=0.1, wd=0), **wrong)
 
@@ -47,6 +56,11 @@ _KINDS = {
     "optimizer": (_optimizer, {"num_groups": -1}, _use_optimizer),
     "layer": (_layer, {"num_devices": 2}, _use_layer),
     "store": (mykv.MyKV, {"process_set": "all"}, _use_store),
+}
+_KINDS_OF_COPIES = {
+    "optimizer": _KINDS["optimizer"],
+    "layer": _KINDS["layer"],
+    "block": (mykv.nn.AllReduce, {}, _use_block),
 }
 
 
@@ -84,8 +98,24 @@ def test_objects_and_copies_of_one_rank_alone(kind, rank):
 
 
 @pytest.mark.ranks(2)
-def test_objects_that_all_ranks_make_may_be_used_in_any_order(rank):
-    optimizers = [_optimizer() for _ in range(2)]
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("kind", _KINDS_OF_COPIES)
+def test_copies_that_ranks_make_at_different_times(kind, duplicate, rank):
+    make, _, use = _KINDS_OF_COPIES[kind]
+    first = make()
+    use(first, rank)
+    kept = [duplicate(first)] if rank == 0 else []  # this rank's best network so far
+    second = make()
+    if rank == 1:
+        kept = [duplicate(first)]
+    for one in (second, make(), duplicate(first), kept[0], first):
+        use(one, rank)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("make_all", [lambda: [_optimizer(), _optimizer()], lambda: _twins(_optimizer())])
+def test_objects_that_all_ranks_make_may_be_used_in_any_order(make_all, rank):
+    optimizers = make_all()
     weights = [array(np.zeros(1, "float32")) for _ in range(2)]
     for number in (0, 1) if rank == 0 else (1, 0):
         optimizers[number].update(0, weights[number], array(np.full(1, 10.0**number, "float32")), None)
