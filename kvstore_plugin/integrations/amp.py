@@ -24,7 +24,7 @@ from typing import Any, Iterable, Iterator
 
 from ..compat import patches
 from ..compat.mxnet import MXNetError, Parameter, all_finite, autograd, gluon, mx
-from ..coordination import agreement
+from ..coordination import operation
 from ..gradients.parameter_groups import TrainerWorkers
 from ..store.names import is_ours
 from ..world import training_warnings
@@ -75,9 +75,12 @@ def skips_step(trainer: gluon.Trainer, workers: TrainerWorkers) -> bool:
     workers : TrainerWorkers
         The workers that skip a step together.
     """
-    overflows = not all_finite([parameter._grad[0] for parameter in trainer._params if parameter._grad is not None])
-    _, (overflows,) = agreement.extremes(workers.process_set, f"{workers.scope}/overflow", [overflows])
-    return skips_after(trainer, bool(overflows))
+    name = f"{workers.scope}/overflow"
+    with operation.Turn(workers.process_set, name, "AMP's check for overflow") as turn:
+        # A gradient that carries an error raises it here: this refuses the turn, for which the other workers wait.
+        overflows = not all_finite([parameter._grad[0] for parameter in trainer._params if parameter._grad is not None])
+        met = turn.meet("", [overflows])
+    return skips_after(trainer, bool(met.any()))
 
 
 def skips_after(trainer: gluon.Trainer, overflows: bool) -> bool:

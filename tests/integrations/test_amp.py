@@ -15,6 +15,7 @@ from harness.support import (
     checksum,
     clear_errors,
     dense_network,
+    fail,
     mx,
     parameters,
     structure,
@@ -233,6 +234,32 @@ def test_an_overflow_in_a_parameter_that_stays_local_skips_the_step_on_all(rank,
     for seen in (weights, own_weights):
         assert [step for step in range(1, 5) if seen[step] == seen[step - 1]] == [2]
     assert len({(tuple(scales), tuple(weights)) for scales, weights in gather((scales, weights))}) == 1
+
+
+@pytest.mark.ranks(2)
+def test_a_local_gradient_that_carries_an_error_fails_the_step_on_all(rank, gather):
+    net, own = dense_network(seed=0), dense_network(seed=1, widths=(6,))
+    local = structure(own)
+    params = {f"net_{name}": one for name, one in structure(net).items()}
+    params.update({f"own_{name}": one for name, one in local.items()})
+    trainer = _initialized(mykv.DistributedTrainer(params, *_SGD, parameter_process_sets=dict.fromkeys(local.values())))
+    seen = []
+    for step in range(4):
+        with autograd.record():
+            loss = (net(own(_batch(step, rank))) ** 2).sum()
+            with amp.scale_loss(loss, trainer) as scaled:
+                autograd.backward(scaled)
+        if step == 1:
+            if rank == 0:
+                fail(next(iter(local.values())).grad())
+            with pytest.raises(MXNetError, match="positive" if rank == 0 else "(?s)refused by rank 0.*positive"):
+                trainer.step(4)
+            clear_errors()
+        else:
+            trainer.step(4)
+        seen.append(checksum(net))
+    assert len(set(seen)) == 3 and seen[0] == seen[1]
+    assert len({tuple(one) for one in gather(seen)}) == 1
 
 
 @pytest.mark.ranks(3)
