@@ -151,6 +151,13 @@ def note_order(optimizer: Any, trainer: gluon.Trainer, params: Any) -> None:
         optimizer._mean.order = naming.order_of(trainer._params, params)
 
 
+def averaging_like(before: Any, loaded: Any) -> Any:
+    """The loaded optimizer, or a wrapper of it if it has replaced a DistributedOptimizer and does not average."""
+    if not isinstance(before, DistributedOptimizer) or isinstance(loaded, DistributedOptimizer):
+        return loaded
+    return _rebuilt(loaded, before._mean)  # the same names: other workers may have loaded nothing
+
+
 def check_not_averaging(optimizer: Any, whose: str) -> None:
     """Raise a ValueError if `optimizer` is a DistributedOptimizer. `whose`: the caller, which uses the store 'mykv'."""
     if isinstance(optimizer, DistributedOptimizer):

@@ -34,7 +34,7 @@ from ..store.names import check_spelling, created, is_ours
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from . import amp, separate_steps
-from .distributed_optimizer import check_not_averaging, note_order
+from .distributed_optimizer import averaging_like, check_not_averaging, note_order
 
 _ANOTHER_STORE = "another store than 'mykv'"
 _RECORD = "_record_of_mykv"  # the attribute of a Trainer that holds its _Record
@@ -384,12 +384,18 @@ def _compare(trainer: gluon.Trainer, reducer: DenseReducer, ignore_stale: bool) 
     why="MXNet's function sets up the store with a broadcast, which the other workers join in their first step only. "
     "Where only some workers load states, weights would drift apart.",
     does="Sets up the store only if the states are there. Notes that states were loaded. Goes on with the counts of "
-    "updates, whatever device the file has them for.",
+    "updates, whatever device the file has them for. Keeps a DistributedOptimizer around a loaded plain optimizer.",
     undone_by="a Trainer that updates on its store",
 )
 def _load_states(original: Callable, self: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
+    before = self._optimizer
     with _states_without_store(self):
         original(self, *args, **kwargs)
+    loaded = averaging_like(before, self._optimizer)
+    if loaded is not self._optimizer:
+        self._optimizer = loaded
+        for updater in [self._kvstore._updater] if self._update_on_kvstore else self._updaters:
+            updater.optimizer = loaded
     if not self._update_on_kvstore:  # if it updates on the store, all workers have loaded the states together
         load_tracking.note(self._params)
         trainer_state.continue_counts(self)

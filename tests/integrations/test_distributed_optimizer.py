@@ -280,6 +280,36 @@ def test_states_are_saved_and_loaded(rank, gather, tmp_path):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("loads", ["all ranks", "rank 0"])
+@pytest.mark.parametrize("store", [None, "device"])
+def test_states_of_a_plain_optimizer(rank, tmp_path, store, loads):
+    """MXNet loads the optimizer with the states: without care the trainer would average no longer."""
+    path = str(tmp_path / f"states{rank}")
+    on_store = store is not None
+    store = store and mx.kv.create(store)
+    plain = _optimizer("sgd", learning_rate=1.0, momentum=0.0, wd=0.0)
+    net = dense_network(seed=0, widths=(2,))
+    gluon.Trainer(net.collect_params(), plain, kvstore=store, update_on_kvstore=on_store).save_states(path)
+    optimizer = mykv.DistributedOptimizer(_optimizer("sgd", learning_rate=1.0, momentum=0.0, wd=0.0))
+    store = store and mx.kv.create("device")
+    trainer = gluon.Trainer(net.collect_params(), optimizer, kvstore=store, update_on_kvstore=on_store)
+    expected = {name: values - 2 * 1.5 for name, values in parameters(net).items()}
+    for step in range(2):
+        if step == 1:
+            if loads == "all ranks" or rank == 0:
+                trainer.load_states(path)
+            if loads == "rank 0":
+                mykv.broadcast_states(trainer)
+        for parameter in net.collect_params().values():
+            parameter.grad()[:] = rank + 1
+            parameter.data()._fresh_grad = True
+        trainer.step(1)
+    assert isinstance(trainer._optimizer, mykv.DistributedOptimizer)
+    for name, values in parameters(net).items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-5)
+
+
+@pytest.mark.ranks(2)
 def test_several_devices_of_a_worker(rank, size):
     """The store of the process sums over devices, and the optimizer then averages over workers."""
     devices = [mx.cpu(0), mx.cpu(1)]
