@@ -70,7 +70,7 @@ def test_both_ranks_get_both_halves_and_the_next_call_works(how, late, rank, gat
             mx.nd.waitall()
     assert time.monotonic() - began < _LIMIT
     if how == "fewer batches" and rank == 0:
-        # MXNet raises an error once. What it had not run by then of rank 1's second step, it runs after all.
+        # MXNet raises an error only once. Afterwards it may still run rank 1's second step, which waits for rank 0.
         for _ in range(2):
             with contextlib.suppress(MXNetError):
                 _step(net, trainer, rank)
