@@ -272,9 +272,9 @@ void Launch::make_operators() {
   }
 }
 
-// On a single rank, NCCL multiplies by a kernel with one block of threads for each 16 KiB, but at most 32 blocks. Before
-// NCCL 2.29.7 the kernel could leave out the last elements if the blocks differed in size (NVIDIA/nccl issue 1950). With
-// a multiple of 16 KiB all blocks have one size, and less than 16 KiB is a single block.
+// On a single rank, NCCL multiplies by a kernel with one block of threads for each 16 KiB, but at most 32 blocks.
+// Before NCCL 2.29.7 the kernel could leave out the last elements if the blocks differed in size (NVIDIA/nccl issue
+// 1950). With a multiple of 16 KiB all blocks have one size, and less than 16 KiB is a single block.
 std::vector<PlannedCall> Launch::in_whole_blocks(const PlannedCall& all) const {
   constexpr size_t kBlockBytes = 16 << 10;
   const size_t item = item_size(request_.operation.dtype);
