@@ -14,7 +14,6 @@ from typing import Any, Callable
 
 import numpy as np
 
-from ..compat.mxnet import HAS_GPUS, MXNetError, mx
 from ..world import gpu_libraries, process
 from ..world.own_gpus import own_gpus
 from .cuda import DeviceArray, Stream, call
@@ -120,6 +119,8 @@ def _check_order(device: int) -> None:
 
 def _check_mxnet(findings: Any, device: int) -> None:
     """Test that MXNet computes on the GPU: its builds have kernels for some GPUs only."""
+    from ..compat.mxnet import HAS_GPUS, MXNetError, mx  # here, since the self-test reports an MXNet that is missing
+
     if not HAS_GPUS:
         findings.facts["MXNet on GPUs"] = "this MXNet is built without CUDA"
         return
