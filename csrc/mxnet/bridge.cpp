@@ -153,11 +153,12 @@ std::atomic<uint64_t> g_failed_operations{0};
 // Counts of failed operations. For an operation of a step, the scope in its name ("trainer0") says to which trainer's
 // updates it belongs.
 struct StepFailures {
-  // Failed operations, except those in steps of other scopes.
-  uint64_t concerning(const std::string& scope) const {
+  uint64_t in_steps_of(const std::string& scope) const {
     const auto own = by_scope.find(scope);
-    return all - of_steps + (own == by_scope.end() ? 0 : own->second);
+    return own == by_scope.end() ? 0 : own->second;
   }
+  // Failed operations, except those in steps of other scopes.
+  uint64_t concerning(const std::string& scope) const { return all - of_steps + in_steps_of(scope); }
   uint64_t all = 0;
   uint64_t of_steps = 0;
   std::map<std::string, uint64_t> by_scope;
@@ -453,6 +454,11 @@ void discard(void* parameter) {
 uint64_t pushed_operations() { return g_pushed_operations; }
 
 uint64_t failed_operations() { return g_failed_operations; }
+
+uint64_t failed_in_steps(const std::string& names) {
+  const std::lock_guard<std::mutex> lock(failures_of_steps().mutex);
+  return failures_of_steps().now.in_steps_of(scope_of(names));
+}
 
 UpdateWatch::UpdateWatch(uint64_t which, const std::string& names) : key(which), scope(scope_of(names)) {
   const std::lock_guard<std::mutex> lock(failures_of_steps().mutex);

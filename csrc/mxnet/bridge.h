@@ -111,6 +111,9 @@ uint64_t pushed_operations();
 // The number of failed operations of this process.
 uint64_t failed_operations();
 
+// The number of failed operations of this process in the steps of one trainer. `names`: the prefix of their names.
+uint64_t failed_in_steps(const std::string& names);
+
 // The failed operations by the code of their errors, with the text of the last error. MXNet keeps only a text.
 struct FailureCount {
   uint64_t operations = 0;

@@ -37,6 +37,8 @@ void bind_mxnet(py::module_& m) {
         "How many operations on MXNet's arrays were handed to its engine in this process; they may end much later.");
   m.def("failed_operations", &mxnet::failed_operations,
         "How many operations on MXNet's arrays have failed in this process.");
+  m.def("failed_in_steps", &mxnet::failed_in_steps, py::arg("names"),
+        "How many operations of a trainer's steps have failed in this process; `names`: the prefix of their names.");
   m.def(
       "failures",
       [] {

@@ -14,6 +14,7 @@ from typing import Any, Callable, Sequence
 
 from ..compat.mxnet import MXNetError, NDArray, Parameter, fill_with_zeros
 from ..coordination import agreement
+from ..coordination.operation import exchange
 from ..parameters import load_tracking, trainer_state
 from ..world import process
 from . import equal_batches
@@ -46,7 +47,7 @@ class DenseReducer(PlannedReducer):
         super().__init__(task, memory)
         # This step's operations, each with the keys to update; None: all keys.
         self._to_update: list[tuple[Operation, set[int] | None]] = []
-        self._sums = SumsCheck()
+        self._sums = SumsCheck(task.scope)
         self._compares = Comparing.NOTHING  # the argument of the last allreduce()
         self._fence = Fence(self._parameters, task.scope)  # for update(), whose compare() involves all arrays
         self._equal_batches: equal_batches.EqualBatches | None = None  # the check of the first steps; None afterwards
@@ -107,10 +108,22 @@ class DenseReducer(PlannedReducer):
         Raises
         ------
         MXNetError
-            Another rank has not loaded them. All ranks get the error; on other ranks the gradients carry it.
+            Another rank has not loaded them, or has loaded others. All ranks get the error; on ranks that have loaded
+            nothing the gradients carry it. Or a value on this rank carries an error.
         """
-        loaded = load_tracking.label(self._parameters)
-        self._ask(lambda exchange_name: agreement.extremes(self._process_set, exchange_name, [], loaded))
+        label = load_tracking.label(self._parameters)
+        try:
+            numbers = [] if self.values_may_differ else load_tracking.numbers_of(self._named)
+        except Exception as error:
+            self._refuse_step(str(error))
+            raise
+
+        def compare(name: str) -> None:
+            met = exchange(self._process_set, name, label, label, numbers)
+            if numbers:
+                load_tracking.check_numbers(self._named, met, self._process_set)
+
+        self._ask(compare)
         load_tracking.forget(self._parameters)
 
     def compress(self, compression: str) -> None:
@@ -236,6 +249,14 @@ class DenseReducer(PlannedReducer):
     def refuse_comparison(self, reason: str) -> None:
         if self._operations:
             super().refuse_comparison(reason)
+
+    def await_comparison(self) -> None:
+        if self._operations:
+            super().await_comparison()
+
+    def refuse_freshness(self, reason: str) -> None:
+        if self._operations:
+            super().refuse_freshness(reason)
 
     def has_begun(self) -> bool:
         return bool(self._operations)  # in the first step all ranks wait for each other before any push

@@ -99,19 +99,25 @@ class SumsCheck:
     """Decides whether update() may use the sums of allreduce_grads(), if the user calls the two methods separately.
 
     Reading a gradient that was not summed raises the error once. A later update would use this gradient as it is.
+
+    Parameters
+    ----------
+    scope : str
+        The prefix of the names of the operations that sum the gradients. Other operations may fail.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scope: str) -> None:
+        self._scope = scope
         self._before: int | None = None
 
     def begin(self) -> None:
         """Call this before the gradients are summed."""
-        self._before = process.core.failed_operations()
+        self._before = process.core.failed_in_steps(self._scope)
 
     def failure(self) -> str | None:
-        """The error message if update() must fail; None if no operation has failed since begin()."""
+        """The error message if update() must fail; None if no sum has failed since begin()."""
         before, self._before = self._before, None
-        if before is None or process.core.failed_operations() == before:
+        if before is None or process.core.failed_in_steps(self._scope) == before:
             return None
         return (
             "An operation has failed since allreduce_grads(), so gradients may not be summed and update() is refused. "

@@ -20,6 +20,7 @@ import numpy as np
 from ..compat import arrays
 from ..compat.mxnet import NDArray
 from ..coordination import agreement
+from ..coordination.operation import exchange
 from ..parameters import placement
 from ..parameters.naming import described_within
 from ..world import process
@@ -96,6 +97,19 @@ class PlannedReducer(SharedReducer):
         trainable = [member for member in self._members if member.parameter.grad_req != "null"]
         what = f"parameters with gradients of {self._scope}"
         _check_members(self._process_set, self._exchange_name, trainable, what)
+        self._take_order(meeting)
+
+    def _take_order(self, meeting: str) -> None:
+        """Take the order of the network from the set's first rank.
+
+        The keys of a dict are the same on all ranks, but they may have been inserted in another order. The buckets, the
+        order in which a hook gets them, and the order of a global norm's terms follow from it.
+        """
+        label = f"the order of the parameters of {self._scope}"
+        positions, *_ = exchange(self._process_set, meeting, label, label, [item.position for item in self._named])
+        self._named = [item._replace(position=int(at)) for item, at in zip(self._named, positions)]
+        for member, item in zip(self._members, self._named):
+            member.priority = -item.position
 
     def own_gradients(self) -> None:
         """Move the gradients into shared memory, now or when they are initialized."""

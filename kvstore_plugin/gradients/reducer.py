@@ -47,6 +47,8 @@ class Reducer:
     ----------
     have_values : sequence of Parameter
         Parameters that had values on all ranks when the trainer was created.
+    values_may_differ : bool
+        Whether the ranks' values may differ on purpose: the trainer never broadcasts them.
     fences : sequence of Fence
         Fences after the updates that each worker makes itself; see step_guard.py.
     is_due : bool
@@ -54,6 +56,7 @@ class Reducer:
     """
 
     have_values: Sequence[Parameter] = ()
+    values_may_differ = False
     fences: Sequence[Fence] = ()
     is_due = False
 
@@ -154,8 +157,24 @@ class Reducer:
         """Whether the other ranks may count an update that this rank skips."""
         return False
 
+    def await_comparison(self) -> None:
+        """Wait for the last compare().
+
+        Raises
+        ------
+        MXNetError
+            The ranks' updates differ, or a rank has refused its update. All ranks of the process set get an error.
+        """
+
     def share_freshness(self) -> None:
-        """Mark a parameter as fresh on all workers if some worker has used it since the last update."""
+        """Mark a parameter as fresh on all workers if some worker has used it since the last update.
+
+        Waits for the other ranks. In an update outside of step() it follows the comparison only if that has succeeded:
+        then all ranks make this call.
+        """
+
+    def refuse_freshness(self, reason: str) -> None:
+        """Refuse the turn of share_freshness()."""
 
     def awaited_by(self) -> list[int]:
         """The ranks that have begun a step or an update that this rank has not begun."""
@@ -217,11 +236,11 @@ class SharedReducer(Reducer):
 
     def __init__(self, task: Task) -> None:
         self._scope = task.scope
-        self._named = [(item.name, item.value) for item in task.named]
+        self._named = task.named
         self._reduction = task.reduction
         self._when_moved = task.when_moved
         self._process_set = task.reduction.process_set
-        self._parameters = [parameter for _, parameter in self._named]
+        self._parameters = [item.value for item in task.named]
         # How often each parameter had been initialized when the last check found values on all ranks.
         self._times = [deferred_init.times(parameter) for parameter in self._parameters]
         self._comparison = Comparison(self._process_set)
@@ -279,6 +298,13 @@ class SharedReducer(Reducer):
         else:
             self._process_set._core.refuse(name, reason)
         self.is_due = False
+
+    def await_comparison(self) -> None:
+        for array in self._compared()[0][:1]:  # all of them carry the same error
+            array.wait_to_read()
+
+    def refuse_freshness(self, reason: str) -> None:
+        self._process_set._core.refuse(self._names()[0], reason)
 
     def is_left_out_by_all(self) -> bool:
         name = self._names()[0]
@@ -343,7 +369,8 @@ class SharedReducer(Reducer):
         """
         times = [deferred_init.times(parameter) for parameter in self._parameters]
         are_new = [now != then for now, then in zip(times, self._times)]
-        deferred_init.check_values(self._process_set, self._named, are_new, exchange)
+        named = [(item.name, item.value) for item in self._named]
+        deferred_init.check_values(self._process_set, named, are_new, exchange)
         self._times = times
 
     def redefer(self, reason: str) -> None:

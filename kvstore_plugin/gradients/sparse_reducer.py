@@ -64,8 +64,13 @@ class SparseReducer(SharedReducer):
             numbers = [trainer_state.is_fresh(member.parameter) for member in active]
             numbers += [contribution.indices.size for contribution in contributions]
             what = f"the sparse gradients {_described(active, contributions)}"
-            what += step_label.BETWEEN + load_tracking.label(self._parameters) if loaded else ""
+            if loaded:
+                what += step_label.BETWEEN + load_tracking.label(self._parameters)
+                numbers += [] if self.values_may_differ else load_tracking.numbers_of(self._named)
             met = turn.meet(f"{label or 'allreduce_grads()'}{step_label.BETWEEN}{what}", numbers)
+        met, loaded_by_all = np.split(met, [2 * len(active)], axis=1)
+        if loaded_by_all.size:
+            load_tracking.check_numbers(self._named, loaded_by_all, self._process_set)
         self.is_due = self._has_begun = compares is not Comparing.NOTHING
         try:
             self._sum(active, contributions, met, ignore_stale)

@@ -38,6 +38,7 @@ from .distributed_optimizer import averaging_like, check_not_averaging, note_ord
 
 _ANOTHER_STORE = "another store than 'mykv'"
 _RECORD = "_record_of_mykv"  # the attribute of a Trainer that holds its _Record
+_SUMS = "allreduce_grads()"  # what the workers compare outside of step()
 _CALL = "the first step of a gluon.Trainer"
 _SAME_ORDER = "Make all Trainers, and take their first steps, in the same order on all workers."
 _EARLIER = "A Trainer may be older than the import of this package. "
@@ -267,7 +268,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
         try:
             if record.is_stepping and not record.ignores_stale:
                 sync_batch_norm.end_step(self._params)
-            label = _label(self)
+            label = _label(self, "a step" if record.is_stepping else _SUMS)
             for parameter in self._params:
                 if parameter.grad_req != "null":
                     parameter.list_grad()  # raises an error for a Parameter without values
@@ -337,6 +338,25 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
 
 
 @patches.replaces(
+    "gluon.Trainer.update",
+    why="MXNet fails before the workers compare their updates, so the other workers would update without this one.",
+    does="Fails on all workers, before any updates, where a batch size is not a number.",
+    undone_by=_ANOTHER_STORE,
+)
+def _public_update(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale_grad: bool = False) -> None:
+    record = _record(self) if isinstance(self._kvstore, MyKV) else None
+    if record is not None and record.reducer is not None and not self._update_on_kvstore and not record.is_counted:
+        try:
+            self._scale / batch_size
+            ignore_stale_grad = bool(ignore_stale_grad)
+        except Exception as error:
+            with StepGuard(self, [record.reducer]):
+                record.reducer.refuse_comparison(f"its argument of update() cannot be used: {error}")
+                raise
+    original(self, batch_size, ignore_stale_grad)
+
+
+@patches.replaces(
     "gluon.Trainer._update",
     when=patches.AT_INIT,
     why="The other workers do not notice an update that fails on this worker.",
@@ -375,6 +395,7 @@ def _compare(trainer: gluon.Trainer, reducer: DenseReducer, ignore_stale: bool) 
             raise
         reducer.compare(label)
         if ignore_stale:
+            reducer.await_comparison()  # the workers share freshness only if no worker has refused the update
             reducer.share_freshness()
 
 
@@ -397,7 +418,7 @@ def _load_states(original: Callable, self: gluon.Trainer, *args: Any, **kwargs: 
         for updater in [self._kvstore._updater] if self._update_on_kvstore else self._updaters:
             updater.optimizer = loaded
     if not self._update_on_kvstore:  # if it updates on the store, all workers have loaded the states together
-        load_tracking.note(self._params)
+        load_tracking.note_states(self)
         trainer_state.continue_counts(self)
 
 
@@ -430,13 +451,15 @@ def _states_without_store(trainer: gluon.Trainer) -> Iterator[None]:
         trainer._params_to_init, trainer._kv_initialized = waiting, False
 
 
-def _label(trainer: gluon.Trainer, what: str = "a step") -> str:
+def _label(trainer: gluon.Trainer, what: str) -> str:
     """The label of a step or an update: all values that must be equal on all workers, so that their weights stay equal.
 
     See coordination/step_label.py. The label does not depend on the outcome of earlier steps, since workers may know
-    different outcomes.
+    different outcomes. So the label of sums outside of step() has no factor: it would be that of the last update.
     """
     devices = f"devices: {len(trainer._updaters)}"
+    if what == _SUMS and not trainer._update_on_kvstore:
+        return step_label.BETWEEN.join([what, devices])
     if trainer._update_on_kvstore:
         on_store = _store_of(trainer)._optimizer
         return step_label.BETWEEN.join([on_store.label(traits.progress_of(on_store.optimizer)), devices])

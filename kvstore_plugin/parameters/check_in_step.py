@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 import numpy as np
 
@@ -89,7 +89,7 @@ def check_in_step(
         if not _is_due(named, every, process_set):
             return
         numbers = [agreement.digest([item.name for item in named])]
-        numbers += [_digest_of(item.value) for item in named]
+        numbers += digests_of(item.value for item in named)
         met = turn.meet(f"check_in_step of {len(named)} parameters, every={every}", numbers)
     names, digests = met[:, 0], met[:, 1:]
     if (names != names[0]).any():
@@ -99,16 +99,48 @@ def check_in_step(
             f"{_ranks(process_set, names != names[0])} than on rank {process_set.ranks[0]}; on this rank, "
             f"{process.rank()}, they begin with {mine}."
         )
-    wrong = (digests != digests[0]).any(axis=0) | (digests == _DEVICES_DIFFER).any(axis=0)
-    if wrong.any():
-        first = min(np.flatnonzero(wrong), key=lambda number: named[number].position)
-        averages = all(is_auxiliary(named[number].value) for number in np.flatnonzero(wrong))
+    difference = difference_between(named, digests, process_set)
+    if difference is not None:
+        wrong = _out_of_step(digests)
+        averages = all(is_auxiliary(named[number].value) for number in wrong)
         averages = averages and (digests[:, wrong] != _WITHOUT_VALUES).all()
         cure = "sync_aux_params(net)" if averages else "broadcast_parameters()"
         raise MXNetError(
-            f"{_difference(named[first], digests[:, first], process_set)} In all, {wrong.sum()} of {len(named)} "
-            f"parameters are out of step; {cure} would make them equal."
+            f"{difference} In all, {len(wrong)} of {len(named)} parameters are out of step; {cure} would make them "
+            "equal."
         )
+
+
+def digests_of(values: Iterable[Any]) -> list[int]:
+    """A hash of the bits of each Parameter or NDArray, to be compared by `difference_between`.
+
+    Raises
+    ------
+    MXNetError
+        An array carries an error.
+    """
+    return [_digest_of(value) for value in values]
+
+
+def difference_between(named: Sequence[Named], digests: np.ndarray, process_set: ProcessSet) -> str | None:
+    """Describes the first parameter, in the order of the network, whose digests differ. None if all are equal.
+
+    Parameters
+    ----------
+    named : sequence of Named
+    digests : ndarray of int64, shape (size, len(named))
+        Row r holds what `digests_of` has returned on rank r of the process set.
+    process_set : ProcessSet
+    """
+    wrong = _out_of_step(digests)
+    if not wrong.size:
+        return None
+    first = min(wrong, key=lambda number: named[number].position)
+    return _difference(named[first], digests[:, first], process_set)
+
+
+def _out_of_step(digests: np.ndarray) -> np.ndarray:
+    return np.flatnonzero((digests != digests[0]).any(axis=0) | (digests == _DEVICES_DIFFER).any(axis=0))
 
 
 def _is_due(named: Sequence[Named], every: int, process_set: ProcessSet) -> bool:

@@ -1,10 +1,10 @@
-"""Detects that some workers have loaded parameters or states and others have not.
+"""Detects that some workers have loaded parameters or states and others have not, or have loaded others.
 
 Such workers would continue to train with different weights, and only a bad result would show it. So this file records
 which values a worker has loaded, until all workers are known to be equal. In the next step of a trainer with such
 parameters the worker starts an exchange, with a label, under the name of the step's first operation. If all workers
-have loaded values, all of them start this exchange. Otherwise the core matches the exchange with the gradients of other
-workers, and all workers get an error that shows the label.
+have loaded values, all of them start this exchange, and compare digests of their values. Otherwise the core matches the
+exchange with the gradients of other workers, and all workers get an error that shows the label.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ import numpy as np
 
 from ..compat import arrays, patches
 from ..compat.argument_errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
-from ..compat.mxnet import MXNetError, NDArray, Parameter, trainer_of
+from ..compat.mxnet import MXNetError, NDArray, Parameter, gluon, trainer_of
+from ..coordination import agreement
 from ..world import process
+from ..world.process_set import ProcessSet
 from .aux_params import is_auxiliary
+from .check_in_step import difference_between, digest, digests_of
+from .naming import Named, described
 from .trainer_state import updates_counted
 
 _LABEL = (
@@ -34,6 +38,9 @@ OWN = (ArgumentTypeError, ArgumentValueError, ArgumentIndexError)
 # For each loaded parameter, a copy of the values that it had when all workers were last equal. None if states were
 # loaded, or if the values are sparse.
 _loaded: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyDictionary()
+
+# Digests of the optimizer's states of loaded Parameters, if states were loaded.
+_states: weakref.WeakKeyDictionary[Parameter, int] = weakref.WeakKeyDictionary()
 
 # The count of array updates of a Parameter's trainer at the first failed update; a text unique to this worker if
 # MXNet's engine has skipped updates on this worker alone.
@@ -77,6 +84,50 @@ def label(parameters: Iterable[Parameter]) -> str:
     return f"{_LABEL} (it failed after {counts} updates of arrays)" if counts else _LABEL
 
 
+def numbers_of(named: Sequence[Named]) -> list[int]:
+    """Digests of values and loaded states, which must be the same on all workers. Waits for the values.
+
+    Values of Parameters without gradients may differ between workers.
+
+    Raises
+    ------
+    MXNetError
+        An array carries an error.
+    """
+    trained = [item.value if item.value.grad_req != "null" else None for item in named]
+    values = [0 if parameter is None else digests_of([parameter])[0] for parameter in trained]
+    return values + [_states.get(item.value, 0) for item in named]
+
+
+def check_numbers(named: Sequence[Named], met: np.ndarray, process_set: ProcessSet) -> None:
+    """Raise an error if workers have loaded different values or states.
+
+    Parameters
+    ----------
+    named : sequence of Named
+    met : ndarray of int64, shape (size, 2 * len(named))
+        Row r holds what `numbers_of` has returned on rank r of the process set.
+    process_set : ProcessSet
+
+    Raises
+    ------
+    RuntimeError
+        They differ; all ranks of the process set get the error.
+    """
+    values, states = met[:, : len(named)], met[:, len(named) :]
+    difference = difference_between(named, values, process_set)
+    if difference is None:
+        differ = np.flatnonzero((states != states[0]).any(axis=0))
+        if not differ.size:
+            return
+        first = named[differ[0]]
+        difference = f"{described(first.name, first.value)} has other states of the optimizer on some ranks."
+    raise RuntimeError(
+        f"{difference} All ranks have loaded values, or an update has failed on all of them. Load the same files on "
+        "all workers, or call broadcast_states() on all."
+    )
+
+
 def _differs(parameter: Parameter, before: NDArray | None) -> bool:
     if before is None or parameter._data is None:
         return True
@@ -87,8 +138,24 @@ def _differs(parameter: Parameter, before: NDArray | None) -> bool:
 
 
 def note(parameters: Iterable[Parameter]) -> None:
-    """Record that this worker has loaded states of these Parameters' trainer."""
+    """Record that values of these Parameters, or states of their trainer, may differ from those of other workers."""
     _loaded.update(dict.fromkeys(parameters))
+
+
+def note_states(trainer: gluon.Trainer) -> None:
+    """Record that this worker has loaded the states of a trainer. Waits for the states."""
+    note(trainer._params)
+    states = trainer._updaters[0].states
+    for number, parameter in enumerate(trainer._params):
+        _states[parameter] = agreement.digest(_texts_of(states.get(number)))
+
+
+def _texts_of(state: Any) -> list[str]:
+    if isinstance(state, NDArray):
+        return [str(digest(state if state.stype == "default" else state.tostype("default")))]
+    if isinstance(state, (list, tuple)):
+        return [text for part in state for text in _texts_of(part)]
+    return [] if state is None else [type(state).__name__]  # values of another kind are not compared
 
 
 def watched(parameters: Sequence[Parameter]) -> int:
@@ -129,10 +196,10 @@ def note_failure(parameters: Sequence[Parameter], trainer: Any = None) -> None:
 def forget(parameters: Iterable[Parameter]) -> None:
     """Record that all workers have the same values of these Parameters."""
     _note_failed_updates(process.core.take_failed_updates())
-    if _loaded or _failed:
+    if _loaded or _failed or _states:
         for parameter in list(parameters):
-            _loaded.pop(parameter, None)
-            _failed.pop(parameter, None)
+            for known in (_loaded, _failed, _states):
+                known.pop(parameter, None)
 
 
 @patches.replaces(

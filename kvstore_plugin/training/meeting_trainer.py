@@ -142,6 +142,9 @@ class MeetingTrainer(gluon.Trainer):
                     )
                     for reducer in made:
                         reducer.have_values = known
+                else:
+                    for reducer in made:
+                        reducer.values_may_differ = True
             except Exception as error:
                 for later in self._shares[number + 1 :]:
                     later.process_set._core.refuse(f"{scopes[later.process_set]}/parameters", str(error))

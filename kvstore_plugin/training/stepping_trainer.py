@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 from ..compat import errors, patches
 from ..compat.mxnet import MXNetError
@@ -146,17 +146,50 @@ class SteppingTrainer(MeetingTrainer):
 
     def _compare(self, factor: float, ignore_stale_grad: bool) -> None:
         """Compare an update outside of step() with those of the other workers."""
-        self._ignores_stale = ignore_stale_grad
         if not ignore_stale_grad:
             step_guard.check_fresh(self._params, self._refuse_comparison)
         label = self._label(factor, "an update")
         if self._clipping is not None:
             self._clipping.begin(self._freshness_is_shared, label, makes_comparison=False)
-        self._for_each(lambda one: one.compare(label), lambda one, reason: one.refuse_comparison(reason))
+        shares_freshness = ignore_stale_grad and not self._freshness_is_shared
+        compared: list[Reducer] = []
+
+        def compare(reducer: Reducer) -> None:
+            reducer.compare(label)
+            compared.append(reducer)
+
+        try:
+            self._for_each(compare, lambda one, reason: one.refuse_comparison(reason))
+        except BaseException as error:
+            if shares_freshness:
+                self._end_comparisons(compared, error)
+            raise
         self._awaits_update = False
-        if ignore_stale_grad and not self._freshness_is_shared:
-            for gradients in self._gradients:
-                gradients.share_freshness()
+        if shares_freshness:
+            self._end_comparisons(compared)
+            self._for_each(lambda one: one.share_freshness(), lambda one, reason: one.refuse_freshness(reason))
+
+    def _end_comparisons(self, compared: Sequence[Reducer], error: BaseException | None = None) -> None:
+        """Wait for comparisons, before freshness is shared in those process sets whose comparison has succeeded.
+
+        After an error, here or in a comparison, this worker refuses to share it in these sets.
+
+        Raises
+        ------
+        MXNetError
+            A comparison has failed.
+        """
+        succeeded, failures = [], [] if error is None else [error]
+        for reducer in compared:
+            try:
+                reducer.await_comparison()
+                succeeded.append(reducer)
+            except MXNetError as failure:
+                failures.append(failure)
+        if failures:
+            for reducer in succeeded:
+                reducer.refuse_freshness(str(failures[0]))
+            raise failures[0]
 
     def _for_each(self, call: Callable[[Reducer], None], refuse: Callable[[Reducer, str], None]) -> None:
         """Call all reducers; after an exception refuse the calls of later reducers, so that no worker waits."""
@@ -243,6 +276,7 @@ class SteppingTrainer(MeetingTrainer):
         if self._begun is None:  # a subclass calls this method in a step() of its own
             self._require_local_updates("update")
             self._resume()
+            self._ignores_stale = ignore_stale_grad
             self._check_reduced()
             with self._guard():
                 self._compare(step_label.value_of(self._optimizer.rescale_grad), ignore_stale_grad)

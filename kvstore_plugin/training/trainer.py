@@ -297,6 +297,8 @@ class DistributedTrainer(SteppingTrainer):
         """
         self._require_local_updates("update")
         self._resume()
+        with contextlib.suppress(Exception):  # raised by _checked()
+            self._ignores_stale = bool(ignore_stale_grad)  # even if this update fails here: the others know no less
         if self._join is None:
             self._check_reduced()
         factor, ignore_stale = self._checked("update", batch_size, ignore_stale_grad)

@@ -95,3 +95,51 @@ def test_a_dict_of_names_with_counters_is_in_the_order_of_the_counters(rank, gat
     assert len(set(gather(checksum(net)))) == 1
     if call == "DistributedTrainer":
         assert len(set(gather(_step(net, made, rank)))) == 1
+
+
+def _halves(bucket):
+    for gradient in bucket.arrays:
+        gradient *= 0.5
+    bucket.allreduce_()
+
+
+_DICT_OPTIONS = {
+    "plain": {},
+    "clipped": {"clip_global_norm": 0.5},
+    "on the store": {"update_on_kvstore": True},
+    "hook": {"communication_hook": _halves},
+    "copied": {"bucket_bytes": 0},
+    "groups": {"num_groups": 2},
+    "in two": {},
+    "stale": {},
+    "local": {"period": 2},
+}
+
+
+@pytest.mark.smoke
+@pytest.mark.ranks(2, long=(3,))
+@pytest.mark.parametrize("how", _DICT_OPTIONS)
+def test_a_dict_of_equal_keys_in_another_order_trains_as_in_one_order(rank, gather, how):
+    """As where one worker has read part of a network from a file, and lists it first."""
+    mykv.init()
+    make = mykv.LocalTrainer if how == "local" else mykv.DistributedTrainer
+    results = []
+    for step in (1, 1 - 2 * (rank == 1)):
+        mx.random.seed(rank)
+        net = _network()
+        params = dict(zip("acb", net.collect_params().values()))
+        params = {key: params[key] for key in list(params)[::step]}
+        trainer = make(params, "sgd", {"learning_rate": 0.1, "momentum": 0.5}, **_DICT_OPTIONS[how])
+        for _ in range(4):
+            with autograd.record():
+                loss = (net(array(np.full((1, 4), 1.0 + rank, "float32"))) ** 2).sum()
+            loss.backward()
+            if how == "in two":
+                trainer.allreduce_grads()
+                trainer.update(1)
+            else:
+                trainer.step(1, ignore_stale_grad=how == "stale")
+        results.append([value.asnumpy() for value in map(gluon.Parameter.data, net.collect_params().values())])
+        assert len(set(gather(checksum(net)))) == 1
+    for expected, reached in zip(*results):
+        np.testing.assert_allclose(reached, expected, rtol=1e-5, atol=1e-7)

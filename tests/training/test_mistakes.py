@@ -7,7 +7,7 @@ import contextlib
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from harness.support import MXNetError, array, checksum, clear_errors, dense_network, fail, mx, structure
+from harness.support import IS_2, MXNetError, array, checksum, clear_errors, dense_network, fail, mx, structure
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -533,6 +533,163 @@ def test_parameters_that_one_stock_trainer_has_loaded_and_loads_back_after_the_e
     if rank == 1:
         training.net.load_parameters(own)
     _goes_on(gather, training)
+
+
+def _perturb(training):
+    """Change the optimizer's state of one parameter on this worker."""
+    state = training.trainer._updaters[0].states[1]
+    next(one for one in (state if isinstance(state, (list, tuple)) else [state]) if one is not None)[:] += 1
+
+
+@pytest.mark.smoke
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    "kind, what",
+    [
+        *((kind, "parameters") for kind in _KINDS),
+        ("stock on the store", "set_data"),
+        ("own", "states"),
+        ("stock", "states"),
+    ],
+)
+@pytest.mark.parametrize("equal", [False, True], ids=["other values", "equal values"])
+def test_all_workers_load_values_of_their_own(rank, gather, kind, what, equal, tmp_path):
+    """As where each worker saves the weights with which its own validation was best."""
+    training = _Training(kind, rank)
+    training.step()
+    file = str(tmp_path / f"{what}{rank}")
+    if what == "states":
+        if rank == 1 and not equal:
+            _perturb(training)
+        training.trainer.save_states(file)
+        training.trainer.load_states(file)
+    elif what == "parameters":
+        training.net.save_parameters(file)
+        training.step()
+        if rank == 1 and not equal:
+            training.net.save_parameters(file)
+        training.step()
+        training.net.load_parameters(file)
+    else:
+        for parameter in training.net.collect_params().values():
+            parameter.set_data(array(np.full(parameter.shape, 1.0 + (0 if equal else rank), "float32")))
+    if not equal:
+        differs = "states of the optimizer" if what == "states" else "values on rank 1 than on rank 0"
+        for _ in range(2):
+            with pytest.raises(MXNetError, match=f"has other {differs}.*Load the same files.*broadcast_states"):
+                training.step()
+            clear_errors()
+        mykv.broadcast_states(training.trainer)
+    _goes_on(gather, training)
+
+
+@pytest.mark.ranks(2)
+def test_a_worker_that_loads_states_and_another_that_loads_parameters(rank, gather, tmp_path):
+    training = _Training("own", rank)
+    training.step()
+    training.trainer.save_states(str(tmp_path / "states"))
+    if rank == 1:
+        training.trainer.load_states(str(tmp_path / "states"))
+    else:
+        dense_network(seed=7).save_parameters(str(tmp_path / "other"))
+        training.net.load_parameters(str(tmp_path / "other"))
+    with pytest.raises(MXNetError, match="has other values on rank 1 than on rank 0"):
+        training.step()
+    clear_errors()
+    mykv.broadcast_states(training.trainer)
+    _goes_on(gather, training)
+
+
+@pytest.mark.ranks(2)
+def test_values_may_differ_between_the_workers_of_a_trainer_that_never_broadcasts_them(rank, tmp_path):
+    training = _Training("own", rank, broadcast_period=-1)
+    dense_network(seed=7 + rank).save_parameters(str(tmp_path / "other"))
+    for _ in range(2):
+        training.step()
+        training.net.load_parameters(str(tmp_path / "other"))
+    training.step()
+
+
+@pytest.mark.smoke
+@pytest.mark.ranks(2, long=(3,))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "own",
+        "own clipped",
+        pytest.param("own sparse", marks=pytest.mark.skipif(IS_2, reason="MXNet 2.0 has no sparse parameters")),
+        "stock",
+    ],
+)
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+def test_an_update_that_ignores_stale_gradients_fails_on_one_worker(rank, gather, kind, first):
+    """The others do not wait for the exchange of stale flags that follows the comparison of a good update."""
+    training = _Training(kind, rank, **({"clip_global_norm": 1.0} if "clipped" in kind else {}))
+    if "sparse" in kind:
+        training.net = nn.HybridSequential()
+        training.net.add(nn.Embedding(7, 3, sparse_grad=True), nn.Flatten(), nn.Dense(2, in_units=18))
+        training.net.initialize()
+        training.trainer = mykv.DistributedTrainer(training.net.collect_params(), "sgd", {"learning_rate": 0.01})
+    if kind == "stock":
+        training.trainer = gluon.Trainer(
+            training.net.collect_params(), training.optimizer, kvstore="mykv", update_on_kvstore=False
+        )
+
+    def step(batch=training._batch):
+        training.backward()
+        training.trainer.allreduce_grads()
+        training.trainer.update(batch, ignore_stale_grad=True)
+        mx.nd.waitall()
+
+    if not first:
+        step()
+    before = checksum(training.net)
+    for wrong in (0, "many"):
+        with pytest.raises((ZeroDivisionError, TypeError, ValueError) if rank == 1 else MXNetError, match="zero|str"):
+            step(wrong if rank == 1 else training._batch)
+        clear_errors()
+    assert first or checksum(training.net) == before
+    _goes_on(gather, training, step)
+
+
+@pytest.mark.smoke
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["own", "stock"])
+@pytest.mark.parametrize("where", ["in a metric", "in another trainer", "in a process set of one worker"])
+def test_an_operation_that_fails_elsewhere_does_not_refuse_an_update(rank, gather, kind, where):
+    training, undisturbed = _Training(kind, rank), _Training(kind, rank)
+    other = _Training(kind, rank)
+    alone = mykv.add_process_set([0])
+    for one in (training, undisturbed):
+        if kind == "stock":
+            one.trainer = gluon.Trainer(
+                one.net.collect_params(), mx.optimizer.Adam(learning_rate=0.01), kvstore="mykv", update_on_kvstore=False
+            )
+    other.step()
+
+    def fail_elsewhere():
+        if where == "in a metric":
+            mykv.allreduce("no array" if rank == 0 else mx.nd.ones(2), name="metric").wait_to_read()
+        elif where == "in another trainer":
+            other.backward()
+            other.trainer.step(0 if rank == 0 else other._batch)
+            mx.nd.waitall()
+        elif rank == 0:
+            bad = array(np.ones(2, "float32"))
+            fail(bad)
+            mykv.allreduce(bad, process_set=alone).wait_to_read()
+
+    for step in range(4):
+        training.backward()
+        training.trainer.allreduce_grads()
+        if step in (0, 2):
+            with contextlib.suppress(MXNetError, TypeError, ZeroDivisionError):
+                fail_elsewhere()
+        training.trainer.update(training._batch)
+        undisturbed.step_in_two()
+    assert checksum(training.net) == checksum(undisturbed.net)
+    _goes_on(gather, training, training.step_in_two)
+    mykv.remove_process_set(alone)
 
 
 @pytest.mark.ranks(2)
