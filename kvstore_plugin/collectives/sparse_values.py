@@ -5,6 +5,7 @@ The store itself holds a dense array under each key, since each worker has all r
 
 from __future__ import annotations
 
+import functools
 from typing import Sequence
 
 from ..compat import arrays
@@ -16,7 +17,13 @@ from .row_sparse import Rows
 
 
 def push_broadcast(
-    process_set: ProcessSet, name: str, value: NDArray, targets: Sequence[NDArray], root: int, priority: int
+    process_set: ProcessSet,
+    name: str,
+    value: NDArray,
+    targets: Sequence[NDArray],
+    root: int,
+    priority: int,
+    started: list | None = None,
 ) -> None:
     """Start a broadcast of an array; value and targets may be dense or row_sparse. Returns at once.
 
@@ -34,10 +41,14 @@ def push_broadcast(
         The rank of the root within the set.
     priority : int
         Operations with a higher priority run first.
+    started : list, optional
+        Gets an item when the broadcast has started, as in `operation.start`.
     """
     sent = value.tostype("default") if isinstance(value, SparseNDArray) else value
     received = [arrays.empty(array.shape, array) if isinstance(array, SparseNDArray) else array for array in targets]
-    process_set._core.push_broadcast(name, sent.handle.value, arrays.handles(received), root, priority)
+    arguments = (name, sent.handle.value, arrays.handles(received), root, priority)
+    push = functools.partial(process_set._core.push_broadcast, *arguments)
+    operation.start([] if started is None else started, push)
     for array, dense in zip(targets, received):
         if array is not dense:
             with_all_rows(dense).copyto(array)

@@ -65,7 +65,7 @@ class Turn:
         kvstore_plugin is not initialized.
     """
 
-    __slots__ = ("_agreed", "_options", "_started", "call", "core", "met", "name", "process_set")
+    __slots__ = ("_agreed", "_options", "_result", "_started", "call", "core", "met", "name", "process_set")
 
     def __init__(self, process_set: Any, name: str, call: str, turn_of: str = "") -> None:
         self.process_set = process_set
@@ -76,6 +76,7 @@ class Turn:
         self._started: list[Any] = []  # empty: the turn is open; otherwise the core's result, or None for a refusal
         self._agreed: Sequence[Turn] = ()
         self.met: Any = None  # result of the meet() in which the ranks agreed on this turn
+        self._result: Any = None  # of this turn's own meet()
 
     def __enter__(self) -> Turn:
         return self
@@ -177,10 +178,27 @@ class Turn:
         deadlock_check.note_waiting_call(self)
         rows = np.zeros((self.core.size(), len(numbers)), dtype=np.int64)
         rows[self.core.rank()] = numbers
-        result = np.empty_like(rows)
+        self._result = result = np.empty_like(rows)
         for one in self._agreed:
             one.met = result
-        work = self.submit(self.core.submit_allreduce, [rows], [result], label=label)
+        self.submit(self.core.submit_allreduce, [rows], [result], label=label)
+        return self._wait(limit, look)
+
+    def resume(self, limit: Limit | None = None, look: Callable[[], None] | None = None) -> np.ndarray:
+        """Continue a `meet` whose wait an exception has interrupted; arguments, result and errors as there."""
+        deadlock_check.note_waiting_call(self)
+        return self._wait(limit, look)
+
+    def is_taken(self) -> bool:
+        """Whether this rank has started the operation or has refused the turn."""
+        return bool(self._started)
+
+    def is_refused(self) -> bool:
+        """Whether this rank has refused the turn."""
+        return self._started == [None]
+
+    def _wait(self, limit: Limit | None, look: Callable[[], None] | None) -> np.ndarray:
+        work = self._started[0]
         refusals: list[Callable[[], None]] = []  # each refuses an operation in which other ranks wait in a deadlock
         try:
             if limit is not None:
@@ -198,7 +216,7 @@ class Turn:
             raise failure from None
         if _late_refusals:
             settle_refusals()
-        return result
+        return self._result
 
     def _with_call(self, error: RuntimeError) -> MXNetError:
         """The MXNetError for an error of `meet`, which names the call where the core has named the operation."""

@@ -8,6 +8,7 @@ No worker replaces its states before all workers know that every part of the cal
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any, Callable, Hashable, Iterator, Sequence
 
@@ -101,6 +102,22 @@ def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
     store_optimizer.replace(states, optimizer)
 
 
+def limit() -> operation.Limit:
+    """How long a worker waits for the others' calls."""
+    return operation.Limit(settings.value("MYKV_CHECKPOINT_WAIT_S"), "MYKV_CHECKPOINT_WAIT_S", _ADVICE)
+
+
+@contextlib.contextmanager
+def advising() -> Iterator[None]:
+    """Context manager that adds advice to an error because some workers have not made the call."""
+    try:
+        yield
+    except MXNetError as error:
+        if errors.code_of(error) in ("left", "departed", "deadlock"):
+            error.args = (f"{error}. {_ADVICE}",)
+        raise
+
+
 class _Exchange:
     """One call of save() or load(): its workers, and the transfers of arrays between shards and the first worker."""
 
@@ -127,13 +144,8 @@ class _Exchange:
             f"{key!r} {self._optimizer.shape_of(key)} {self._optimizer.shards_of(key)}" for key in self._optimizer.keys
         ]
         numbers = [agreement.digest(texts), len(texts), self._optimizer.checkpoints]
-        limit = operation.Limit(settings.value("MYKV_CHECKPOINT_WAIT_S"), "MYKV_CHECKPOINT_WAIT_S", _ADVICE)
-        try:
-            met = operation.exchange(self._process_set, name, self.call, text, numbers, limit)
-        except MXNetError as error:
-            if errors.code_of(error) in ("left", "departed", "deadlock"):
-                error.args = (f"{error}. {_ADVICE}",)
-            raise
+        with advising():
+            met = operation.exchange(self._process_set, name, self.call, text, numbers, limit())
         # The workers agree on new names for each call: a worker that left an earlier call by an exception has started
         # fewer operations with that call's names than the others.
         self._optimizer.checkpoints = int(met[:, 2].max()) + 1

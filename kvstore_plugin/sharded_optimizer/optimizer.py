@@ -114,6 +114,14 @@ class StoreOptimizer:
         """The optimizer's factor for gradients as a number; some optimizers of MXNet 2.0 convert it to an array."""
         return step_label.value_of(self.optimizer.rescale_grad)
 
+    def set_again(self, number: int) -> None:
+        """The store's set_optimizer() got this optimizer again, in call `number`.
+
+        Before its first update it counts as new, since the earlier call may have failed on other workers.
+        """
+        if not self._shards:
+            self._number = number
+
     def label(self, progress: tuple[int, float | None] | None = None) -> str:
         """Text that must be equal in the updates of all workers: factor of gradients, learning rate, optimizer and
         settings.
@@ -163,17 +171,17 @@ class StoreOptimizer:
         list
             Keys with new owners, for `release` if another worker has not done the same.
         """
-        new = []
-        for key, weight in weights:
-            if self._shapes.get(key) != weight.shape:
-                self._shapes[key] = weight.shape
-                self._device_ids.add(weight.context.device_id)
-                self.updater.states.pop(key, None)
-                new.append((key, _size_of(weight)))
+        new = {key: weight for key, weight in weights if self._shapes.get(key) != weight.shape}
+        for key, weight in new.items():
+            self._device_ids.add(weight.context.device_id)
+            self.updater.states.pop(key, None)
+        sizes = [_size_of(weight) for weight in new.values()]
         elementwise = traits.is_elementwise(self.optimizer)
-        divided = partition.divide([size for _, size in new], self.process_set.size(), elementwise, _GROUP_BYTES)
-        self._shards.update((key, shards) for (key, _), shards in zip(new, divided))
-        return [key for key, _ in new]
+        shards = dict(zip(new, partition.divide(sizes, self.process_set.size(), elementwise, _GROUP_BYTES)))
+        shapes = {key: weight.shape for key, weight in new.items()}
+        self._shards.update(shards)  # first: an exception of a signal handler leaves keys without owners, or all
+        self._shapes.update(shapes)
+        return list(new)
 
     def release(self, keys: Iterable[Hashable]) -> None:
         """Remove the owners of some keys."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 from ..collectives import gather
 from ..collectives.gradient_compression import gradient_compression
 from ..collectives.row_sparse import is_row_sparse
 from ..collectives.sparse_values import assign, push_broadcast, summed
 from ..compat import arrays
+from ..compat.argument_errors import ArgumentValueError
 from ..compat.mxnet import HAS_GPUS, KVStoreBase, MXNetError, NDArray, SparseNDArray, mx
 from ..coordination import deadlock_check, operation, operation_names
 from ..coordination.step_label import BETWEEN
@@ -26,6 +27,7 @@ from ..world import process
 from ..world import process_set as process_sets
 from ..world.process_set import ProcessSet, global_process_set
 from . import requests, update_order
+from .equal_keys import EqualKeys
 from .requests import Call
 from .values import StoredValues
 
@@ -73,12 +75,15 @@ class MyKV(KVStoreBase):
         self._process_set = process_set
         self._scope = scope
         self._values = StoredValues()
+        self._keys = EqualKeys(process_set, scope)
         self._counts: dict[str, int] = {}  # counters of _next_scope(), by kind
         self._wire = ""  # compression of sums between hosts, in the core's form
         self._optimizer: StoreOptimizer | None = None
         self._function: Callable[[Any, NDArray, NDArray], None] | None = None  # given to _set_updater()
         self._updates: dict[str, ShardedUpdate] = {}  # by key name
-        self._optimizers = 0  # number of optimizers given to set_optimizer() so far
+        self._optimizers = 0  # calls of set_optimizer() so far, including those that have failed
+        self._functions = 0  # calls of _set_updater() so far, including those that have failed
+        self._function_label = ""  # must be the same in the sums of all workers
         self._serves_trainer = False  # whether a gluon.Trainer updates on this store
         self._generation = process.generation
         _stores[scope] = self
@@ -149,8 +154,14 @@ class MyKV(KVStoreBase):
         >>> weight.asnumpy().tolist()  # the values of rank 0
         [[1.0, 2.0]]
         """
-        listed = self._calls("broadcast", key, value, out, priority)
-        self._push_broadcasts(listed, [call.outputs for call in listed], priority)
+        listed, taken = None, []  # the calls, and an item for each call whose turn this rank has taken
+        try:
+            self._note_change(key)
+            listed = requests.checked(self._scope, "broadcast", key, value, out, priority)
+            self._push_broadcasts(listed, taken, [call.outputs for call in listed], priority)
+        except BaseException as error:  # also that of a signal handler
+            self._refuse_rest("broadcast", key, listed, taken, error)
+            raise
         for call in listed:
             self._values.lend(call)
 
@@ -187,14 +198,18 @@ class MyKV(KVStoreBase):
         >>> gradient.asnumpy().tolist()  # the sum over 2 workers
         [2.0, 4.0]
         """
-        updates = self._optimizer is not None or self._function is not None
-        listed = self._calls("pushpull", key, value, out, priority, stored=updates)
-        if len(listed) > 1:
-            listed = requests.with_inputs_as_they_are(listed)
-        if updates:
-            self._update(listed, priority, True)
-        else:
-            self._push_sums(listed, [call.outputs for call in listed], priority)
+        listed, taken = None, []
+        try:
+            listed = requests.checked(self._scope, "pushpull", key, value, out, priority)
+            if len(listed) > 1:
+                listed = requests.with_inputs_as_they_are(listed)
+            if self._optimizers or self._functions:  # calls are counted: the same on all ranks, even if one has failed
+                self._update(listed, taken, priority, True)
+            else:
+                self._push_sums(listed, taken, [call.outputs for call in listed], priority)
+        except BaseException as error:
+            self._refuse_rest("pushpull", key, listed, taken, error)
+            raise
 
     def init(self, key: Any, value: Any) -> None:
         """Store a copy of rank 0's `value` on every rank. Returns at once.
@@ -219,8 +234,14 @@ class MyKV(KVStoreBase):
         >>> store = mx.kv.create("mykv")
         >>> store.init("weight", mx.nd.array([3.0, 4.0]))
         """
-        listed = self._calls("init", key, value, None, 0)
-        self._push_broadcasts(listed, [[self._values.create(call)] for call in listed], 0)
+        listed, taken = None, []
+        try:
+            self._note_change(key)
+            listed = requests.checked(self._scope, "init", key, value, None, 0)
+            self._push_broadcasts(listed, taken, [[self._values.create(call)] for call in listed], 0)
+        except BaseException as error:
+            self._refuse_rest("init", key, listed, taken, error)
+            raise
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Sum `value` over all workers and all devices of a list, and store the sum. Returns at once.
@@ -249,11 +270,17 @@ class MyKV(KVStoreBase):
         >>> store.init("weight", mx.nd.zeros(2))
         >>> store.push("weight", mx.nd.array([1.0, 2.0]))  # the sum replaces the value
         """
-        listed = self._calls("push", key, value, None, priority, stored=True)
-        if self._optimizer is not None or self._function is not None:
-            self._update(listed, priority, False)
-            return
-        self._push_sums(listed, [[self._values.own(call)] for call in listed], priority)
+        listed, taken = None, []
+        try:
+            listed = requests.checked(self._scope, "push", key, value, None, priority)
+            if self._optimizers or self._functions:
+                self._update(listed, taken, priority, False)
+            else:
+                self._check_homes(listed)
+                self._push_sums(listed, taken, [[self._values.own(call)] for call in listed], priority)
+        except BaseException as error:
+            self._refuse_rest("push", key, listed, taken, error)
+            raise
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy the value in the store, after all earlier calls, into `out`. Returns at once.
@@ -383,10 +410,11 @@ class MyKV(KVStoreBase):
         >>> float(weight.asnumpy()[0])  # 1 - 0.25 * (1 + 1), with the gradients of 2 workers
         0.5
         """
+        self._optimizers += 1  # also if this call fails here: it may succeed on the other workers
         if self._optimizer is not None and optimizer is self._optimizer.optimizer:
+            self._optimizer.set_again(self._optimizers)
             return
-        self._replace_updates(StoreOptimizer(self._process_set, optimizer, self._optimizers + 1), None)
-        self._optimizers += 1
+        self._replace_updates(StoreOptimizer(self._process_set, optimizer, self._optimizers), None)
         deadlock_check.saves_states(self, self._scope, self._process_set)
 
     def _replace_updates(self, optimizer: StoreOptimizer | None, function: Callable | None) -> None:
@@ -415,9 +443,11 @@ class MyKV(KVStoreBase):
         TypeError, ValueError
             `updater` is not callable, or a gluon.Trainer updates on the store.
         """
+        self._functions += 1
         if not callable(updater):
             raise TypeError(f"The updater must be a function, not {type(updater).__name__}.")
         self._replace_updates(None, updater)
+        self._function_label = f"a sum for the function of _set_updater(), _set_updater() calls: {self._functions}"
 
     @property
     def _updater(self) -> Any:
@@ -456,7 +486,7 @@ class MyKV(KVStoreBase):
         >>> store.push(0, mx.nd.array([1.0]))
         >>> store.save_optimizer_states("adam.states")  # on all workers
         """
-        self._assign_known("save_optimizer_states")
+        self._assign_known("save_optimizer_states", fname)
         checkpoint.save(self._optimizer, self._scope, fname, dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
@@ -490,14 +520,36 @@ class MyKV(KVStoreBase):
         >>> store.save_optimizer_states("adam.states")
         >>> store.load_optimizer_states("adam.states")  # perhaps in another run
         """
-        self._assign_known("load_optimizer_states")
+        self._assign_known("load_optimizer_states", fname)
         checkpoint.load(self._optimizer, self._scope, fname)
 
-    def _assign_known(self, call: str) -> None:
+    def _assign_known(self, method: str, fname: Any) -> None:
+        """Before the states are saved or loaded: assign owners to all keys with values."""
+        if self._optimizers:
+            self._resume(replaces_states=method == "load_optimizer_states")
+            call, name = f"{method}({fname!r})", deadlock_check.meeting_name(self._scope)
+            if self._keys.is_due():
+                with checkpoint.advising():
+                    self._keys.compare(self._values.described, call, name, checkpoint.limit())
+            if self._keys.differ:
+                raise MXNetError(
+                    f"{call}: the values in the store are not the same on all workers, since a call of init() or "
+                    "broadcast() has failed or differed on one of them. Call it again on all workers."
+                )
+            with operation.Turn(self._process_set, name, call):  # where another worker has an optimizer, it waits
+                self._check_optimizer(method)
+        self._check_optimizer(method)
+        self._optimizer.assign(self._trained())
+
+    def _check_optimizer(self, method: str) -> None:
         if self._optimizer is None:
-            raise RuntimeError(f"{call}: the store has no optimizer; call set_optimizer() first.")
-        self._resume(replaces_states=call == "load_optimizer_states")
-        self._optimizer.assign(one for one in self._values.all() if self._optimizer.is_trained(one[0]))
+            raise RuntimeError(f"{method}: the store has no optimizer; call set_optimizer() first.")
+
+    def _trained(self) -> Iterator[tuple[int | str, NDArray]]:
+        """The keys that all workers hold alike and that may get gradients, with their homes."""
+        for name, key, home in self._values.all():
+            if self._keys.alike(name) and self._optimizer.is_trained(key):
+                yield key, home
 
     def _resume(self, replaces_states: bool = False) -> None:
         """After a new init(), allow updates again.
@@ -512,6 +564,7 @@ class MyKV(KVStoreBase):
                 raise RuntimeError(resumption.STATES_ARE_LOST.format(whose=f"the store {self._scope}"))
             self._optimizer.clear()
         self._updates.clear()
+        self._keys.begin_again()
         self._generation = process.generation
 
     def set_gradient_compression(self, compression_params: dict) -> None:
@@ -565,104 +618,170 @@ class MyKV(KVStoreBase):
         self._counts[kind] = self._counts.get(kind, -1) + 1
         return f"{self._scope}/{kind}{self._counts[kind]}"
 
-    def _calls(self, method: str, key: Any, value: Any, out: Any, priority: int, stored: bool = False) -> list[Call]:
-        """Check a call with all its keys before any operation starts.
+    def _note_change(self, key: Any) -> None:
+        """Note that init() or broadcast() was called, before its checks: on a worker where they fail, it counts too."""
+        self._keys.changed()
+        self._values.count(requests.names(self._scope, key))
 
-        On an error refuse the operations of all keys, so that the call fails on the other ranks too. With `stored`, the
-        keys must have values in the store, and the arrays must fit these values.
+    def _check_homes(self, listed: list[Call]) -> None:
+        """Raise an error unless the keys have values in the store that the calls' arrays fit."""
+        for call in listed:
+            self._values.home(call)
+
+    def _refuse_rest(
+        self, method: str, key: Any, listed: list[Call] | None, taken: Sequence[Any], error: BaseException
+    ) -> None:
+        """After an exception, refuse the operations of the calls that this rank has not started: they fail on the other
+        ranks too.
+
+        `listed` is None if the exception came before the end of the checks.
         """
-        try:
-            listed = requests.checked(self._scope, method, key, value, out, priority)
-            for call in listed:
-                if stored:
-                    self._values.home(call)
-            return listed
-        except BaseException as error:  # also that of a signal handler
-            for name in requests.names(self._scope, key):
-                self._refuse(name, str(error) or type(error).__name__, method)
-            raise
+        is_of_arguments = isinstance(error, (TypeError, ValueError))  # also if it is an MXNetError
+        if listed is not None and isinstance(error, MXNetError) and not is_of_arguments:
+            return  # NaiveEngine has run the operation, and the other ranks get the error
+        names = requests.names(self._scope, key) if listed is None else [call.name for call in listed[len(taken) :]]
+        reason = str(error) or type(error).__name__
+        for name in names:
+            self._refuse(name, reason, method)
+        if self._updates_on(method) and not taken:
+            self._keys.refuse(f"{method}(): {reason}")
 
-    def _push_broadcasts(self, listed: list[Call], targets: list[Any], priority: int) -> None:
+    def _updates_on(self, method: str) -> bool:
+        """Whether calls of a method compare the workers' keys if that is due; the same on all workers."""
+        return bool(self._optimizers or self._functions) and method in ("push", "pushpull")
+
+    def _push_broadcasts(self, listed: list[Call], taken: list, targets: list[Any], priority: int) -> None:
         for number, call in enumerate(listed):
-            refuse = functools.partial(self._refuse_all, listed[number:], "broadcast")
-            with operation.refusing(refuse, f"Key {call.key!r}"):
-                push_broadcast(self._process_set, call.name, call.inputs[0], targets[number], 0, priority)
+            try:
+                push_broadcast(self._process_set, call.name, call.inputs[0], targets[number], 0, priority, taken)
+            except (RuntimeError, ValueError, MemoryError) as error:
+                _check_rejection(call, error, len(taken) > number)
+                raise
 
-    def _push_sums(self, listed: list[Call], targets: list[Any], priority: int) -> None:
+    def _push_sums(
+        self, listed: list[Call], taken: list, targets: list[Any], priority: int, label: str = ""
+    ) -> None:
         for number, call in enumerate(listed):
             if is_row_sparse(call.inputs):
-                self._sum_rows(listed[number:], targets[number], priority)
+                self._sum_rows(listed[number:], taken, targets[number], priority, label)
                 continue
             outputs = targets[number]
-            refuse = functools.partial(self._refuse_all, listed[number:], "push")
-            with operation.refusing(refuse, f"Key {call.key!r}") as started:
+            try:
                 written = call.inputs if outputs is call.inputs else _written_by_core(call.inputs, outputs)
                 source = target = arrays.handles(call.inputs)
                 if written is not call.inputs:
                     target = arrays.handles(written)
                 push = self._process_set._core.push_allreduce
-                arguments = (call.name, source, target, "sum", 1.0, priority)
-                operation.start(started, functools.partial(push, *arguments, wire=self._wire))
+                arguments = (call.name, source, target, "sum", 1.0, priority, label, self._wire)
+                operation.start(taken, functools.partial(push, *arguments))
+            except (RuntimeError, ValueError, MemoryError) as error:
+                _check_rejection(call, error, len(taken) > number)
+                raise
             if written is not outputs:
                 for at, array in enumerate(outputs):
                     arrays.copy(written[min(at, len(written) - 1)], array)
 
-    def _sum_rows(self, listed: list[Call], targets: Sequence[NDArray], priority: int) -> None:
+    def _sum_rows(
+        self, listed: list[Call], taken: list, targets: Sequence[NDArray], priority: int, label: str
+    ) -> None:
         """Sum the row_sparse arrays of the first call of a list; on an error refuse the later calls."""
         call = listed[0]
+        taken.append(call)  # the sum refuses its own turn
         try:
-            rows = summed(self._process_set, call.name, f"value of key {call.key!r}", call.inputs, priority)
+            rows = summed(self._process_set, call.name, f"value of key {call.key!r}", call.inputs, priority, label)
             for array in targets:
                 assign(array, rows)
-        except Exception as error:
+        except BaseException as error:
             for later in listed[1:]:
-                self._refuse(later.name, str(error), "push")
+                taken.append(later)
+                self._refuse(later.name, str(error) or type(error).__name__, "push")
             raise
 
-    def _update(self, listed: list[Call], priority: int, with_outputs: bool) -> None:
-        """Update values from the sums of the calls' inputs, by the optimizer or the function of _set_updater()."""
-        if self._optimizer is None:
-            self._update_by_function(listed, priority, with_outputs)
-            return
+    def _update(self, listed: list[Call], taken: list, priority: int, with_outputs: bool) -> None:
+        """Update values from the sums of the calls' inputs, by the optimizer or the function of _set_updater().
+
+        Without them, since all calls that set them have failed on this worker, only sum.
+        """
+        has_updates = self._optimizer is not None or self._function is not None
+        if has_updates or not with_outputs:
+            self._check_homes(listed)
+        self._compare_keys(listed, taken)
+        if self._optimizer is not None:
+            self._update_by_optimizer(listed, taken, priority, with_outputs)
+        elif has_updates:
+            self._update_by_function(listed, taken, priority, with_outputs)
+        else:
+            targets = [call.outputs if with_outputs else [self._values.own(call)] for call in listed]
+            self._push_sums(listed, taken, targets, priority)
+
+    def _compare_keys(self, listed: list[Call], taken: list) -> None:
+        """Compare what the workers hold, if that is due, and assign owners to all keys that they hold alike."""
         try:
             self._resume()
-            values = self._values.all() if any(not self._is_assigned(call) for call in listed) else []
-            if values:
-                self._optimizer.assign(one for one in values if self._optimizer.is_trained(one[0]))
+            if self._keys.is_due():
+                look = functools.partial(update_order.look, self._process_set, listed)
+                self._keys.compare(self._values.described, "the first update after init() or broadcast()", look=look)
+            if self._optimizer is None:
+                return
+            for call in listed:
+                self._keys.check(call.name)
+            if any(not self._is_assigned(call) for call in listed):
+                self._optimizer.assign(self._trained())
                 self._optimizer.assign((call.key, self._values.home(call)) for call in listed)
         except BaseException as error:
+            taken.extend(listed)
             self._refuse_all(listed, "push", str(error) or type(error).__name__)
             raise
+
+    def _update_by_optimizer(self, listed: list[Call], taken: list, priority: int, with_outputs: bool) -> None:
         for number, call in enumerate(listed):
             home = self._values.home(call)
             copies = [array for array in call.outputs if array is not home] if with_outputs else []
             if call.inputs[0].dtype != home.dtype:
                 call = call._replace(inputs=[arrays.with_dtype_of(home, array) for array in call.inputs])
+            calls = [call, *listed[number + 1 :]]
             if is_row_sparse(call.inputs):
-                self._update_rows([call, *listed[number + 1 :]], [home, *copies], priority)
+                self._update_rows(calls, taken, [home, *copies], priority)
                 continue
             if self._waits_in_updates():
                 try:
                     update_order.meet(self._process_set, self._scope, call)
-                except MXNetError as error:
-                    ShardedUpdate.refuse(self._process_set._core, call.name, str(error))
-                    self._refuse_later(listed[number:], error)
+                except BaseException as error:
+                    taken.extend(calls)
+                    ShardedUpdate.refuse(self._process_set._core, call.name, str(error) or type(error).__name__)
+                    self._refuse_later(calls, error)
                     raise
-            refuse = functools.partial(self._refuse_all, listed[number:], "push")
-            with operation.refusing(refuse, f"Key {call.key!r}"):
-                gradient = arrays.total(call.inputs)
-                member = Member(call.key, gradient, [home, *copies])
-                update = self._updates.get(call.name)
-                if update is None or not update.is_of([member]):
-                    update = self._updates[call.name] = ShardedUpdate(self._optimizer, call.name, [member], priority)
-                update.reduce([gradient], wire=self._wire)
-            try:
-                update.apply()
-            except BaseException as error:
-                self._refuse_later(listed[number:], error)
-                raise
+            self._update_one(calls, taken, [home, *copies], priority)
 
-    def _update_by_function(self, listed: list[Call], priority: int, with_outputs: bool) -> None:
+    def _update_one(self, listed: list[Call], taken: list, weights: Sequence[NDArray], priority: int) -> None:
+        """Update the value of the first call of a list by the optimizer; on an error refuse the later calls."""
+        call, before = listed[0], len(taken)
+        update = self._updates.get(call.name)
+        try:
+            gradient = arrays.total(call.inputs)
+            member = Member(call.key, gradient, weights)
+            if update is not None and update.is_begun():  # Ctrl-C came before its end
+                update.refuse_weights("the update was interrupted on that rank")
+            if update is None or not update.is_of([member]):
+                update = self._updates[call.name] = ShardedUpdate(self._optimizer, call.name, [member], priority)
+            update.reduce([gradient], wire=self._wire)
+            taken.append(call)
+            update.apply()
+        except BaseException as error:
+            is_taken = len(taken) > before
+            if update is not None and update.is_begun():
+                is_taken = True
+                update.refuse_weights(f"the update has failed on that rank: {type(error).__name__}: {error}")
+            if is_taken:
+                del taken[before:]
+                taken.extend(listed)
+                self._refuse_later(listed, error)
+                raise
+            if isinstance(error, (RuntimeError, ValueError, MemoryError)):
+                _check_rejection(call, error, False)
+            raise
+
+    def _update_by_function(self, listed: list[Call], taken: list, priority: int, with_outputs: bool) -> None:
         """Call the function of _set_updater() for the values of calls, on each worker separately."""
         sums = [
             mx.nd.sparse.zeros("row_sparse", first.shape, ctx=first.context, dtype=first.dtype)
@@ -670,7 +789,7 @@ class MyKV(KVStoreBase):
             else arrays.empty(first.shape, first)
             for first in (call.inputs[0] for call in listed)
         ]
-        self._push_sums(listed, [[total] for total in sums], priority)
+        self._push_sums(listed, taken, [[total] for total in sums], priority, self._function_label)
         for call, one in zip(listed, sums):
             home = self._values.home(call)
             with arrays.not_recorded():
@@ -678,22 +797,27 @@ class MyKV(KVStoreBase):
             for array in call.outputs if with_outputs else ():
                 arrays.copy(home, array)
 
-    def _update_rows(self, listed: list[Call], weights: Sequence[NDArray], priority: int) -> None:
+    def _update_rows(self, listed: list[Call], taken: list, weights: Sequence[NDArray], priority: int) -> None:
         """Update the value of the first call of a list by the optimizer, from row_sparse gradients."""
         call = listed[0]
-        refuse = functools.partial(self._refuse_all, listed, "push")
-        with operation.refusing(refuse, f"Key {call.key!r}"):
+        try:
             update = RowUpdate(self._optimizer, call.name, call.key, weights, priority, turn_of=call.name)
+        except (RuntimeError, ValueError, MemoryError) as error:
+            _check_rejection(call, error, False)
+            raise
         label = self._optimizer.label() + BETWEEN
+        taken.append(call)
         try:
             rows = summed(self._process_set, call.name, f"value of key {call.key!r}", call.inputs, priority, label)
-        except Exception as error:
+        except BaseException as error:
+            taken.extend(listed[1:])
             update.refuse(str(error))  # all other ranks of the set have raised an error too, and refuse as well
             self._refuse_later(listed, error)
             raise
         try:
             update.apply(rows)
         except BaseException as error:
+            taken.extend(listed[1:])
             self._refuse_later(listed, error)
             raise
 
@@ -722,6 +846,15 @@ class MyKV(KVStoreBase):
     def _refuse_all(self, listed: list[Call], method: str, reason: str) -> None:
         for call in listed:
             self._refuse(call.name, reason, method)
+
+
+def _check_rejection(call: Call, error: BaseException, has_started: bool) -> None:
+    """Raise an error that names the key if the core has rejected the arrays of a call, with this error.
+
+    An error after the start is that of a signal handler.
+    """
+    if not has_started and not isinstance(error, MXNetError):
+        raise ArgumentValueError(f"Key {call.key!r}: {error}.") from error
 
 
 def _written_by_core(inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> Sequence[NDArray]:

@@ -12,6 +12,9 @@ other workers may push a dense gradient for this key.
 
 from __future__ import annotations
 
+import functools
+from typing import Sequence
+
 from ..coordination import operation
 from ..world.process_set import ProcessSet
 from .requests import Call
@@ -33,21 +36,26 @@ def meet(process_set: ProcessSet, scope: str, call: Call) -> None:
     MXNetError
         A worker is about to update another key, has refused or left, or has pushed its gradient without this exchange.
     """
-    core = process_set._core
     update = f"the update of key {call.key!r}"
+    operation.exchange(
+        process_set, _name(scope), update, update, look=functools.partial(look, process_set, [call], _name(scope))
+    )
 
-    def look() -> None:
+
+def look(process_set: ProcessSet, listed: Sequence[Call], name: str) -> None:
+    """While this worker waits in an exchange before it updates keys: give it up if others wait for a sum of a key."""
+    core = process_set._core
+    for call in listed:
         others = core.waiting_for_this([call.name])[0]
         if others:
             core.give_up(
-                _name(scope),
+                name,
                 f"rank {process_set.ranks[core.rank()]} updates key {call.key!r} with an optimizer, but rank "
                 f"{others[0]} does something else with that key. Set the same optimizer on all workers.",
                 code="deadlock",
                 ranks=others,
             )
-
-    operation.exchange(process_set, _name(scope), update, update, look=look)
+            return
 
 
 def refuse(process_set: ProcessSet, scope: str, reason: str) -> None:

@@ -8,21 +8,25 @@ All homes are dense.
 
 from __future__ import annotations
 
+from typing import Iterable
+
 from ..compat import arrays
 from ..compat.argument_errors import ArgumentValueError
 from ..compat.mxnet import NDArray, SparseNDArray
+from ..world import process
 from .requests import Call
 
 
 class _Home:
     """The home of one key."""
 
-    __slots__ = ("array", "is_lent", "key")
+    __slots__ = ("array", "is_lent", "key", "made_by")
 
-    def __init__(self, key: int | str, array: NDArray, is_lent: bool) -> None:
+    def __init__(self, key: int | str, array: NDArray, is_lent: bool, made_by: tuple[int, int]) -> None:
         self.key = key
         self.array = array
         self.is_lent = is_lent  # the caller of broadcast() holds the array too
+        self.made_by = made_by  # process.generation, and which of the key's calls has made it
 
 
 class StoredValues:
@@ -30,6 +34,16 @@ class StoredValues:
 
     def __init__(self) -> None:
         self._homes: dict[str, _Home] = {}
+        self._calls: dict[str, int] = {}  # calls of init() and broadcast() since the last mykv.init(), by name
+        self._generation = process.generation
+
+    def count(self, names: Iterable[str]) -> None:
+        """Count a call of init() or broadcast(), before its checks: on a worker where it fails, it counts too."""
+        if self._generation != process.generation:  # new workers begin to count
+            self._generation = process.generation
+            self._calls.clear()
+        for name in names:
+            self._calls[name] = self._calls.get(name, 0) + 1
 
     def lend(self, call: Call) -> None:
         """Make the first output of a broadcast the home of its key; for a row_sparse output, a dense copy of it."""
@@ -37,12 +51,12 @@ class StoredValues:
         if is_sparse:
             home = arrays.empty(home.shape, home)
             arrays.copy(call.outputs[0], home)
-        self._homes[call.name] = _Home(call.key, home, not is_sparse)
+        self._homes[call.name] = _Home(call.key, home, not is_sparse, self._last_call(call))
 
     def create(self, call: Call) -> NDArray:
         """Create an uninitialized array, owned by the store, as the home of a key of init()."""
         value = call.inputs[0]
-        self._homes[call.name] = _Home(call.key, arrays.empty(value.shape, value), False)
+        self._homes[call.name] = _Home(call.key, arrays.empty(value.shape, value), False, self._last_call(call))
         return self._homes[call.name].array
 
     def home(self, call: Call) -> NDArray:
@@ -68,10 +82,23 @@ class StoredValues:
             )
         return array
 
-    def all(self) -> list[tuple[int | str, NDArray]]:
-        """All keys with their homes, in an order that is the same on all workers that have the same keys."""
-        homes = sorted(self._homes.values(), key=lambda home: (isinstance(home.key, str), home.key))
-        return [(home.key, home.array) for home in homes]
+    def all(self) -> list[tuple[str, int | str, NDArray]]:
+        """All names and keys with their homes, in an order that is the same on all workers that have the same keys."""
+        homes = sorted(self._homes.items(), key=lambda one: (isinstance(one[1].key, str), one[1].key))
+        return [(name, home.key, home.array) for name, home in homes]
+
+    def described(self) -> dict[str, str]:
+        """A text for each key's home, by the key's name: equal on workers where the same call has made alike homes."""
+        texts = {}
+        for name, home in self._homes.items():
+            generation, number = home.made_by
+            number = number if generation == process.generation else 0
+            array = f"an array {home.array.shape} {arrays.dtype_name(home.array.dtype)}"
+            texts[name] = f"{array} of call {number} of init() or broadcast() for this key"
+        return texts
+
+    def _last_call(self, call: Call) -> tuple[int, int]:
+        return self._generation, self._calls.get(call.name, 0)
 
     def own(self, call: Call) -> NDArray:
         """The home of a call's key, for a sum to overwrite; a new array if the caller of broadcast() holds the home."""
