@@ -55,6 +55,8 @@ _TRAINER = re.compile(r"(?:[^/]+/)??(?:set\d+\.)?(?:gluon\.T|t)rainer\d+(?=/)") 
 _STORE = re.compile(r"(?:set\d+\.)?kv\d+(?=/)")
 _STATES = re.compile(r"(?:set\d+\.)?broadcast_states\d+/")
 _CHECKPOINT = re.compile(r"(?P<owner>.+?)/checkpoint(?:/|\Z)")
+# Broadcasts of a parameter, which deferred initialization starts on each rank at another time.
+_VALUES = re.compile(r"(?:[^/]+/)*?(?:set\d+\.)?(?:trainer\d+/values|broadcast\d+)/(?P<parameter>.+)")
 _CUSTOM = os.path.join("mxnet", "operator.py"), os.path.join("compat", "recorded.py")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -370,12 +372,14 @@ def _half(rank: int, state: dict[str, Any]) -> str:
 
 def _called(name: str, call: str) -> str:
     """Describes the user's call that starts an operation. `call`: the call in which the script waits, or empty."""
-    checkpoint, trainer = _CHECKPOINT.match(name), _TRAINER.match(name)
+    checkpoint, trainer, values = _CHECKPOINT.match(name), _TRAINER.match(name), _VALUES.match(name)
     if checkpoint:
         owner = checkpoint["owner"]
         if _TRAINER.match(f"{owner}/"):
             call = call.replace("_optimizer_states(", "_states(")  # the method that the script calls
         return f"{call or 'save_states() or load_states()'} of {owner}"
+    if values:
+        return f"the first use of {values['parameter']}, which has no values yet there,"
     if trainer:
         return f"step() of {trainer[0]}"
     scope, _, rest = name.partition("/")
@@ -402,6 +406,14 @@ def _advice(names: Sequence[str]) -> str:
     """The remedy for ranks that wait for each other in the operations with these names."""
     if any(map(_CHECKPOINT.match, names)):
         return deadlock_check.SAVE_TOGETHER
+    values = [_VALUES.match(name) for name in names]
+    if any(values):
+        parameters = sorted({one["parameter"] for one in values if one})
+        return (
+            f"No forward pass has used {parameters[0]} on all workers. Pass a batch through its layer on all workers "
+            "before step() (zeros where a worker has no data), or give the layer the size of its input (in_units, "
+            "in_channels)"
+        )
     trainers = [_TRAINER.match(name) for name in names]
     if all(trainers) and len({one[0] for one in trainers if one}) > 1:
         return deadlock_check.TRAINERS_DIFFER[0].upper() + deadlock_check.TRAINERS_DIFFER[1:]

@@ -8,47 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import tempfile
 import time
 
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
+from harness.interrupts import Interrupt, raising_at
 from harness.marks import long
 from harness.support import MXNetError, array, checksum, clear_errors, dense_network, mx
 from mxnet import autograd
 
 _PACKAGE = os.path.dirname(mykv.__file__)
 _LIMIT = 20.0  # seconds, on a busy machine
-
-
-class _Interrupt(Exception):
-    pass
-
-
-@contextlib.contextmanager
-def _raising_at(number, folders):
-    """Raise at line `number`, counted from 0, of those that run in files below the folders; yields whether it did."""
-    lines, raised = 0, []
-
-    def trace(frame, event, argument):
-        nonlocal lines
-        if not frame.f_code.co_filename.startswith(folders):
-            return None
-        if event == "line" and not raised:
-            lines += 1
-            if lines > number:
-                raised.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-                raise _Interrupt("in a signal handler")
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield raised
-    finally:
-        sys.settrace(before)
 
 
 def _try_all_lines(make, rank, gather, folders, first=0, stride=1, most=1000):
@@ -63,8 +35,8 @@ def _try_all_lines(make, rank, gather, folders, first=0, stride=1, most=1000):
         began = time.monotonic()
         raised = []
         if rank == 1:
-            with _raising_at(number, folders) as raised:
-                is_well = _is_well(call, _Interrupt)
+            with raising_at(number, folders) as raised:
+                is_well = _is_well(call, Interrupt)
         else:
             is_well = _is_well(call)
         # A rank that has left out a call before its turn meets the other rank there: both have an error, once.
