@@ -56,7 +56,7 @@ _STORE = re.compile(r"(?:set\d+\.)?kv\d+(?=/)")
 _STATES = re.compile(r"(?:set\d+\.)?broadcast_states\d+/")
 _CHECKPOINT = re.compile(r"(?P<owner>.+?)/checkpoint(?:/|\Z)")
 # Broadcasts of a parameter, which deferred initialization starts on each rank at another time.
-_VALUES = re.compile(r"(?:[^/]+/)*?(?:set\d+\.)?(?:trainer\d+/values|broadcast\d+)/(?P<parameter>.+)")
+_VALUES = re.compile(r"(?:[^/]+/)*?(?:set\d+\.)?(?:trainer\d+/values|broadcast\d+)/(?!parameters\Z)(?P<parameter>.+)")
 _CUSTOM = os.path.join("mxnet", "operator.py"), os.path.join("compat", "recorded.py")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -379,7 +379,7 @@ def _called(name: str, call: str) -> str:
             call = call.replace("_optimizer_states(", "_states(")  # the method that the script calls
         return f"{call or 'save_states() or load_states()'} of {owner}"
     if values:
-        return f"the first use of {values['parameter']}, which has no values yet there,"
+        return f"the broadcast of {values['parameter']}"
     if trainer:
         return f"step() of {trainer[0]}"
     scope, _, rest = name.partition("/")

@@ -384,9 +384,10 @@ class MyKV(KVStoreBase):
 
         Each worker updates a share of the values and keeps the states of that share only. The optimizer must be the
         same on all workers: if its class, its current settings, or the learning rate of an update differ, the update
-        fails with an error that shows both. States belong to the store, so another store begins without states. The
-        optimizer is kept by reference, so changes to it (learning rate, rescale_grad) take effect at the next update.
-        The store's keys are the optimizer's indices of parameters.
+        fails with an error that shows both. The first update after init() or broadcast() waits for all workers. States
+        belong to the store, so another store begins without states. The optimizer is kept by reference, so changes to
+        it (learning rate, rescale_grad) take effect at the next update. The store's keys are the optimizer's indices of
+        parameters.
 
         Parameters
         ----------
@@ -410,7 +411,7 @@ class MyKV(KVStoreBase):
         >>> float(weight.asnumpy()[0])  # 1 - 0.25 * (1 + 1), with the gradients of 2 workers
         0.5
         """
-        self._optimizers += 1  # also if this call fails here: it may succeed on the other workers
+        self._optimizers += 1  # even if this call fails here: it may succeed on the other workers
         if self._optimizer is not None and optimizer is self._optimizer.optimizer:
             self._optimizer.set_again(self._optimizers)
             return
@@ -447,7 +448,7 @@ class MyKV(KVStoreBase):
         if not callable(updater):
             raise TypeError(f"The updater must be a function, not {type(updater).__name__}.")
         self._replace_updates(None, updater)
-        self._function_label = f"a sum for the function of _set_updater(), _set_updater() calls: {self._functions}"
+        self._function_label = f"an update, _set_updater() calls: {self._functions}"
 
     @property
     def _updater(self) -> Any:
@@ -636,7 +637,7 @@ class MyKV(KVStoreBase):
 
         `listed` is None if the exception came before the end of the checks.
         """
-        is_of_arguments = isinstance(error, (TypeError, ValueError))  # also if it is an MXNetError
+        is_of_arguments = isinstance(error, (TypeError, ValueError))  # such an error may be an MXNetError too
         if listed is not None and isinstance(error, MXNetError) and not is_of_arguments:
             return  # NaiveEngine has run the operation, and the other ranks get the error
         names = requests.names(self._scope, key) if listed is None else [call.name for call in listed[len(taken) :]]
@@ -658,9 +659,7 @@ class MyKV(KVStoreBase):
                 _check_rejection(call, error, len(taken) > number)
                 raise
 
-    def _push_sums(
-        self, listed: list[Call], taken: list, targets: list[Any], priority: int, label: str = ""
-    ) -> None:
+    def _push_sums(self, listed: list[Call], taken: list, targets: list[Any], priority: int, label: str = "") -> None:
         for number, call in enumerate(listed):
             if is_row_sparse(call.inputs):
                 self._sum_rows(listed[number:], taken, targets[number], priority, label)
@@ -681,9 +680,7 @@ class MyKV(KVStoreBase):
                 for at, array in enumerate(outputs):
                     arrays.copy(written[min(at, len(written) - 1)], array)
 
-    def _sum_rows(
-        self, listed: list[Call], taken: list, targets: Sequence[NDArray], priority: int, label: str
-    ) -> None:
+    def _sum_rows(self, listed: list[Call], taken: list, targets: Sequence[NDArray], priority: int, label: str) -> None:
         """Sum the row_sparse arrays of the first call of a list; on an error refuse the later calls."""
         call = listed[0]
         taken.append(call)  # the sum refuses its own turn

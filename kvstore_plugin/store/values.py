@@ -94,7 +94,7 @@ class StoredValues:
             generation, number = home.made_by
             number = number if generation == process.generation else 0
             array = f"an array {home.array.shape} {arrays.dtype_name(home.array.dtype)}"
-            texts[name] = f"{array} of call {number} of init() or broadcast() for this key"
+            texts[name] = f"{array} from call {number} of init() or broadcast()"
         return texts
 
     def _last_call(self, call: Call) -> tuple[int, int]:

@@ -6,7 +6,6 @@ the next call works.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 import time

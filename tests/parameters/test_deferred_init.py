@@ -268,6 +268,24 @@ def test_copies_of_a_network_with_a_trainer(rank, gather, duplicate, trained):
 
 
 @pytest.mark.ranks(2)
+def test_a_layer_without_gradients_that_one_worker_does_not_use_is_named(rank):
+    net, frozen = nn.Dense(2, in_units=2), nn.Dense(2, use_bias=False)
+    for block in (net, frozen):
+        block.initialize()
+    for parameter in structure(frozen).values():
+        parameter.grad_req = "null"
+    trainer = mykv.DistributedTrainer([*structure(net).values(), *structure(frozen).values()], *_SGD)
+    with autograd.record():
+        out = net(array(np.ones((1, 2), "float32")))
+        loss = (out if rank == 1 else frozen(out)).sum()
+    loss.backward()
+    with pytest.raises(MXNetError, match=r"No forward pass has used parameter 2 .*on all workers\. Pass a batch"):
+        trainer.step(1)
+        mx.nd.waitall()
+    clear_errors()
+
+
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("when", ["deferred", "initialized", "trained"])
 @_BOTH
 def test_force_reinit(rank, gather, make, when):
