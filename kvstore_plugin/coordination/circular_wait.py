@@ -60,6 +60,9 @@ _VALUES = re.compile(r"(?:[^/]+/)*?(?:set\d+\.)?(?:trainer\d+/values|broadcast\d
 _CUSTOM = os.path.join("mxnet", "operator.py"), os.path.join("compat", "recorded.py")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
+# Functions that the thread calls in each look. They must raise nothing, and not wait for other ranks.
+looks: list[Callable[[], None]] = []
+
 _thread: threading.Thread | None = None
 _ended = threading.Event()
 
@@ -93,6 +96,7 @@ def _run(core: Any) -> None:
     stands, slow = _Stands(), _SlowOperations()
     try:
         while not _ended.wait(_LOOK_EVERY_S):
+            _look()
             state = _state(stands) if stands.look() >= _patience() else None
             has_gone_on: Callable[[], bool] = stands.has_gone_on
             if state is None:
@@ -114,6 +118,11 @@ def _run(core: Any) -> None:
                 slow.warn(now)
     except (_Left, RuntimeError, ValueError):  # the core was shut down, or its table is unusable
         pass
+
+
+def _look() -> None:
+    for look in looks:
+        look()
 
 
 def _patience() -> float:
@@ -289,6 +298,7 @@ def _wait(core: Any, name: str, work: Any, goes_on: Callable[[], bool]) -> None:
         if _ended.is_set():
             process.keep(work)
             raise _Left
+        _look()
         if goes_on():
             missing = sorted({rank for one in core.waiting(name) for rank in one[2]})
             if missing:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from ..collectives.gather import barrier
 from ..compat import errors
 from ..compat.mxnet import MXNetError, mx
-from ..nn import sync_batch_norm
+from ..nn import batch_norm_calls
 from ..parameters import check_in_step
 from ..world import failure_detector, new_workers, process, script_end
 from ..world.process_set import global_process_set
@@ -201,7 +201,7 @@ def _recover(state: ElasticState, comm: MPI.Intracomm, members: Members, is_new:
         try:
             process.join_again(comm)
             errors.check()  # a worker may have died while the core started, although join_again() raised nothing
-            sync_batch_norm.begin_again()
+            batch_norm_calls.begin_again()
             check_in_step.begin_again()
             state._restore()
             errors.check()

@@ -25,7 +25,7 @@ from ..gradients.bucket_sizes import default_bucket_bytes
 from ..gradients.dense_reducer import DenseReducer
 from ..gradients.reducer import UPDATE_REFUSED, Comparing, Task
 from ..gradients.step_guard import StepGuard
-from ..nn import sync_batch_norm
+from ..nn import batch_norm_calls
 from ..parameters import deferred_init, load_tracking, resumption, trainer_state
 from ..parameters.naming import NUMBERED_DIFFERENTLY, Order, named_parameters, order_of, orders_differ
 from ..sharded_optimizer import traits
@@ -147,7 +147,11 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
         _resume(self, _record(self))
         reducer = _reducer_of(self)
         with StepGuard(self, [reducer]):
-            reducer.meet_loaded()
+            try:
+                reducer.meet_loaded()
+            except BaseException as error:  # the other workers have taken a step, or will take none either
+                batch_norm_calls.end_step(self._params, _process_set_of(self), _reason(error))
+                raise
     if is_ours(self._kvstore_params["kvstore"]):
         amp.update_on_workers(self)
         if self._contains_sparse_weight or self._contains_sparse_grad:
@@ -266,14 +270,13 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
     reducer = record.reducer or _reducer_of(self)
     try:
         try:
-            if record.is_stepping and not record.ignores_stale:
-                sync_batch_norm.end_step(self._params)
+            batch_norm_calls.end_step(self._params, _process_set_of(self))
             label = _label(self, "a step" if record.is_stepping else _SUMS)
             for parameter in self._params:
                 if parameter.grad_req != "null":
                     parameter.list_grad()  # raises an error for a Parameter without values
         except BaseException as error:
-            _refuse(self, error)
+            _refuse_and_count(self, reducer.refuse, _reason(error))
             raise
         with StepGuard(self, [reducer]), step_guard.updates(self, ()):
             reducer.compress(self._kvstore._wire)
@@ -546,19 +549,26 @@ def _awaited_by(trainer: gluon.Trainer) -> list[int]:
 
 def _refuse(trainer: gluon.Trainer, error: BaseException) -> None:
     """Refuse a step that only the other workers have begun, and count an update, as they do."""
-    _refuse_and_count(trainer, _reducer_of(trainer).refuse, str(error) or type(error).__name__)
+    _refuse_and_count(trainer, _reducer_of(trainer).refuse, _reason(error))
+    batch_norm_calls.end_step(trainer._params, _process_set_of(trainer), _reason(error))
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 def _refuse_awaited(trainer: gluon.Trainer, reason: str) -> None:
     """Refuse the step or update that the other workers wait for, and have counted."""
+    is_step = not _reducer_of(trainer).is_due  # otherwise an update() after the sums
     _refuse_and_count(trainer, _reducer_of(trainer).refuse_awaited, reason)
+    if is_step:
+        batch_norm_calls.end_step(trainer._params, _process_set_of(trainer), reason)
 
 
 def _refuse_and_count(trainer: gluon.Trainer, refuse: Callable[[str], None], reason: str) -> None:
     refuse(reason)
     if _reducer_of(trainer).has_begun():
         trainer_state.count_update(trainer)
-    sync_batch_norm.end_step(trainer._params)
 
 
 def _store_of(trainer: gluon.Trainer) -> MyKV:

@@ -8,119 +8,31 @@ waits for other workers. The backward pass does the same.
 A custom operator must not get an array in oneDNN's blocked layout: MXNet passes a plain copy to the operator, and frees
 the copy before the operator has run. The same holds for gradients. So the operator is between two plain copies.
 
-Calls are matched by the number of the layer and the number of the call. The workers agree on the number of a layer when
-they first call it in training, since a single worker may copy or create networks. Forward passes of a layer run in the
-order in which they are called, since each writes the running statistics. Backward passes may run in any order, so each
-has the name of its forward pass.
+Calls are matched by the number of the layer and the number of the call (batch_norm_calls.py). The workers agree on the
+number of a layer when they first call it in training, since a single worker may copy or create networks. Forward passes
+of a layer run in the order in which they are called, since each writes the running statistics. Backward passes may run
+in any order, so each has the number of its forward pass.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
-import weakref
 from typing import Any, ClassVar, Iterator, Sequence
 
 import numpy as np
 
-from ..compat import arrays, forks
+from ..compat import arrays
 from ..compat.arguments import whole_number
 from ..compat.mxnet import BatchNorm, NDArray, autograd, contexts, mx
 from ..coordination import operation_names
 from ..world import process
 from ..world import process_set as process_sets
 from ..world.process_set import ProcessSet, global_process_set
-from . import batch_norm_math
+from . import batch_norm_calls, batch_norm_math
 from .plain_copies import plain
 
 _LAYER, _FORWARD, _BACKWARD = "mykv_sync_batch_norm", "mykv_sync_batch_norm_forward", "mykv_sync_batch_norm_backward"
-
-
-class _Calls:
-    """State shared by the calls of a layer."""
-
-    def __init__(self, layer: SyncBatchNorm, process_set: ProcessSet, first_use: operation_names.FirstUse) -> None:
-        self.process_set = process_set
-        self.key = f"sync_batch_norm_{next(_made)}"  # unique in this process
-        self.layer = weakref.ref(layer)
-        self.numbers = itertools.count()  # the numbers of forward passes in training
-        self.in_evaluation = self.in_training = 0  # recorded calls in each mode since the last step of the layer
-        self._first_use = first_use
-
-    def note(self) -> None:
-        """Register a call: count it if recorded, and agree on the layer's number if it is the first in training."""
-        if autograd.is_recording():
-            self.in_training += autograd.is_training()
-            self.in_evaluation += not autograd.is_training()
-        if autograd.is_training():
-            self.scope()
-
-    def scope(self) -> str:
-        """The prefix of the operations' names, the same on all workers. Waits for them all once after each init()."""
-        if self._first_use.is_due():
-            self._first_use.name()
-            self.numbers = itertools.count()
-            forks.wait_before_forks()
-        return self._first_use.shown
-
-    def end_step(self, trained: set[int]) -> None:
-        """Refuse a missing call if this worker has used the layer only in evaluation mode: other workers may wait.
-
-        Each worker in evaluation mode refuses one call, even if it has made several calls.
-        """
-        layer = self.layer()
-        if layer is None or not any(
-            id(parameter) in trained and parameter.grad_req != "null" for parameter in (layer.gamma, layer.beta)
-        ):
-            return
-        may_be_missing = self.in_evaluation and self.process_set.included() and not self._first_use.is_due()
-        try:
-            if may_be_missing and not self.in_training:
-                layer.running_mean.list_data()[0].wait_to_read()  # then all calls in training have taken turns
-        finally:
-            is_missing = may_be_missing and not self.in_training
-            self.in_evaluation = self.in_training = 0
-            if is_missing:
-                scope, mode = self._first_use.shown, "evaluation mode in this step (autograd.record(train_mode=False))"
-                next(self.numbers)
-                self.process_set._core.refuse(f"{scope}/forward", f"{scope} was called on that rank in {mode}")
-
-
-_calls: weakref.WeakValueDictionary[str, _Calls] = weakref.WeakValueDictionary()  # by key
-_made = itertools.count()
-
-
-def end_step(params: Sequence[Any]) -> None:
-    """Report an error to workers that wait for this worker because it has used a layer in evaluation mode.
-
-    Called on all workers in each step of a trainer that does not ignore stale gradients. If the trainer trains the
-    layer, each worker has called the layer in this step, or the step fails. If it does not train the layer, this
-    function reports nothing: a single worker may evaluate the network, even while it records.
-
-    Parameters
-    ----------
-    params : sequence of Parameter
-        The trainer's parameters.
-
-    Raises
-    ------
-    MXNetError
-        The running statistics of a layer carry an error. The error is raised after all layers were checked.
-    """
-    if not _calls:
-        return
-    trained = set(map(id, params))
-    with contextlib.ExitStack() as stack:
-        for calls in list(_calls.values()):
-            stack.callback(calls.end_step, trained)
-
-
-def begin_again() -> None:
-    """Reset the call counts of all layers. To be called on all workers."""
-    for calls in list(_calls.values()):
-        calls.numbers = itertools.count()
-        calls.in_evaluation = calls.in_training = 0
 
 
 class SyncBatchNorm(BatchNorm):
@@ -232,8 +144,7 @@ class SyncBatchNorm(BatchNorm):
         return plain(F, F.Custom(plain(F, data), *others, op_type=_LAYER, scope=self._calls.key, **options))
 
     def _begin(self, first_use: operation_names.FirstUse) -> None:
-        self._calls = _Calls(self, self._process_set, first_use)
-        _calls[self._calls.key] = self._calls
+        self._calls = batch_norm_calls.Calls(self, self._process_set, first_use)
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in vars(self).items() if name != "_calls"}
@@ -264,7 +175,7 @@ class _Prop(mx.operator.CustomOpProp):
             "fix_gamma": fix_gamma,
             "use_global_stats": use_global_stats,
         }
-        self.calls = _calls.get(scope)  # None in a network from an exported file, which can only evaluate
+        self.calls = batch_norm_calls.of_key.get(scope)  # None in a network from an exported file, which can only evaluate
         self.axis = int(axis)
         self.eps = float(eps)
         self.momentum = float(momentum)
@@ -314,9 +225,9 @@ class _LayerProp(_Prop):
         return [in_type[0], kind, kind], [in_type[0]], [kind, kind]
 
     def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> _Layer:
-        if self.calls is not None and not self.use_global_stats:
-            self.calls.note()
-        return _Layer(self)
+        if self.calls is None or self.use_global_stats:
+            return _Layer(self, None)
+        return _Layer(self, self.calls.note())
 
 
 @mx.operator.register(_FORWARD)
@@ -356,15 +267,31 @@ class _BackwardProp(_Prop):
 
 
 class _Layer(mx.operator.CustomOp):
-    """One call of the layer, forward and backward."""
+    """One call of the layer, forward and backward; in a static graph several calls, one after another."""
 
-    def __init__(self, prop: _LayerProp) -> None:
+    def __init__(self, prop: _LayerProp, number: batch_norm_calls.Number | None) -> None:
         super().__init__()
         self._prop = prop
+        self._number = number
         self._in_training = False
         self._has_run = False  # if True, a static graph runs the operator again without a call of the layer
-        self._call = 0
         self._statistics: Any = None
+        self._is_recorded = autograd.is_recording()
+        self._backward_passes = 0  # of the last forward pass
+        self._awaits = "" if number is None else "forward"  # the pass that other workers may wait for
+
+    def __del__(self) -> None:
+        self._leave_out()
+
+    def _leave_out(self) -> None:
+        """Note that the pass that this operator awaits will not come, since MXNet has dropped the graph or the call."""
+        if self._awaits == "forward":
+            reason = "the input of this call carries the error of an earlier operation on that rank"
+            self._prop.calls.will_not_make("forward", self._number, reason)
+        elif self._awaits:
+            reason = "that rank has made no backward pass through this call"
+            self._prop.calls.will_not_make("backward", self._number, reason)
+        self._awaits = ""
 
     def forward(self, is_train: bool, req: list, in_data: list, out_data: list, aux: list) -> None:
         data, gamma, beta, mean, variance = (_readable(one) for one in [*in_data, *aux])
@@ -383,9 +310,15 @@ class _Layer(mx.operator.CustomOp):
             )
             return _assign(out_data[0], req[0], result)
         prop.calls.scope()
-        prop.calls.in_training += is_repeated
-        self._call = next(prop.calls.numbers)
-        total = _added_up(prop.calls, "forward", batch_norm_math.sums(prop.seen(data)), data)
+        if is_repeated:
+            self._leave_out()
+            self._is_recorded = True  # or not, which MXNet does not tell
+        if is_repeated or self._number is None:
+            self._number = prop.calls.take_again() if is_repeated else prop.calls.take()
+        prop.calls.runs(self._number)
+        self._backward_passes = 0
+        total = _added_up(prop.calls, "forward", self._number, batch_norm_math.sums(prop.seen(data)), data)
+        self._awaits = "backward" if self._is_recorded else ""
         output = out_data[0].as_nd_ndarray()
         target = _target(output, req[0])
         self._statistics = mx.nd.empty(total.shape, total.context, np.float64)
@@ -401,8 +334,9 @@ class _Layer(mx.operator.CustomOp):
         sums = batch_norm_math.gradient_sums(prop.seen(data), prop.seen(gradient), mean, inverse)
         of_beta, of_gamma = np.split(sums, 2)
         if self._in_training:
-            label = f"backward of call {self._call}"
-            total = _added_up(prop.calls, f"backward/{self._call % operation_names.BACKWARD_NAMES}", sums, data, label)
+            again = f"-{self._backward_passes}" if self._backward_passes else ""  # a name is used only once
+            total = _added_up(prop.calls, "backward", f"{self._number}{again}", sums, data)
+            self._backward_passes, self._awaits = self._backward_passes + 1, ""
             statistics = self._statistics
         else:
             total, statistics = (
@@ -438,6 +372,7 @@ class _Forward(mx.operator.CustomOp):
         for one, value in zip(aux, (batch.mean, batch.variance)):
             with _written(one) as running:
                 running[:] = prop.momentum * running + (1 - prop.momentum) * value
+        prop.calls.has_run()
 
 
 class _Backward(mx.operator.CustomOp):
@@ -456,11 +391,11 @@ class _Backward(mx.operator.CustomOp):
             batch_norm_math.data_gradient(*seen, mean, inverse, scale, means, prop.parted(output))
 
 
-def _added_up(calls: _Calls, name: str, values: np.ndarray, like: NDArray, label: str = "") -> NDArray:
+def _added_up(calls: batch_norm_calls.Calls, kind: str, number: Any, values: np.ndarray, like: NDArray) -> NDArray:
     """Start to sum values over all workers. Returns the array of the sums, which MXNet's engine fills later."""
     total = mx.nd.array(values, like.context, np.float64)
     handles = arrays.handles([total])
-    calls.process_set._core.push_allreduce(f"{calls.scope()}/{name}", handles, handles, "sum", 1.0, 0, label)
+    calls.process_set._core.push_allreduce(calls.name(kind, number), handles, handles, "sum", 1.0)
     return total
 
 

@@ -12,7 +12,7 @@ from ..gradients import step_guard
 from ..gradients.reducer import UPDATE_REFUSED, Comparing, Reducer, SharedReducer
 from ..gradients.step_guard import StepGuard
 from ..integrations import amp
-from ..nn import sync_batch_norm
+from ..nn import batch_norm_calls
 from ..parameters import broadcast, load_tracking, trainer_state
 from ..sharded_optimizer import traits
 from ..world import process
@@ -212,7 +212,7 @@ class SteppingTrainer(MeetingTrainer):
         """Refuse a step of the other workers."""
         for gradients in self._gradients:
             gradients.refuse(reason)
-        sync_batch_norm.end_step(self._params)
+        batch_norm_calls.end_step(self._params, self._workers.process_set, reason)
 
     def _awaited_by(self) -> list[int]:
         """The ranks that have begun a step or an update that this rank has not begun."""
@@ -220,9 +220,11 @@ class SteppingTrainer(MeetingTrainer):
 
     def _refuse_awaited(self, reason: str) -> None:
         """Refuse the operation that the other ranks wait for; they have counted it as an update."""
+        is_step = not any(gradients.is_due for gradients in self._gradients)  # otherwise an update() after the sums
         for gradients in self._gradients:
             gradients.refuse_awaited(reason)
-        sync_batch_norm.end_step(self._params)
+        if is_step:
+            batch_norm_calls.end_step(self._params, self._workers.process_set, reason)
         if any(gradients.has_begun() for gradients in self._gradients):
             trainer_state.count_update(self)
             self._is_counted = False
@@ -238,8 +240,11 @@ class SteppingTrainer(MeetingTrainer):
             self._require_local_updates("allreduce_grads")
             self._resume()
         label, ignore_stale = self._begun or ("", self._ignores_stale)
-        if label and not ignore_stale:
-            sync_batch_norm.end_step(self._params)
+        try:
+            batch_norm_calls.end_step(self._params, self._workers.process_set)
+        except BaseException as error:
+            self._end_failed_sums(-1, str(error), is_step=bool(label))
+            raise
         deadlock_check.note_step(self, type(self)._awaited_by, type(self)._refuse_awaited)
         if self._awaits_update:
             self._settle()
@@ -256,7 +261,10 @@ class SteppingTrainer(MeetingTrainer):
         self._freshness_is_shared = ignore_stale
 
     def _end_failed_sums(self, number: int, reason: str, is_step: bool) -> None:
-        """After the reducer of this number has failed: refuse the calls of later reducers, so that no worker waits."""
+        """After the reducer of this number has failed: refuse the calls of later reducers, so that no worker waits.
+
+        -1: the sums have failed before any reducer was called.
+        """
         for later in self._gradients[number + 1 :]:
             later.refuse(reason)
         sets = [one.process_set for one in self._gradients[: number + 1] if isinstance(one, SharedReducer)]

@@ -1,0 +1,277 @@
+"""The names of a SyncBatchNorm's calls, and what a worker tells the others about calls that it does not make.
+
+All workers call a layer equally often between two steps of a trainer that trains it. So a call's name has the number of
+the step and the call's number in that step. After a step all workers count from 0 again: a call that one worker has
+left out, because it could not read a batch for example, spoils no later step.
+
+No worker knows how many calls the others make. So after each step a worker notes the names that it will never use: the
+call after its last call, and the backward pass of a graph that is gone. A thread looks once a second whether other
+workers wait under such a name. Only then the worker refuses the call, which gives the others an error.
+
+A call gets its number when the program makes it. In a static graph (static_alloc) MXNet runs no Python code in the
+call, but only later, when the operator runs. There the operator takes the number, and the end of a step waits until the
+operators of the step have run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import weakref
+from typing import Any, NamedTuple, Sequence
+
+from ..compat import forks
+from ..compat.mxnet import MXNetError, autograd
+from ..coordination import circular_wait, operation_names
+from ..world import process
+from ..world.process_set import ProcessSet
+
+_FORGET_EVERY = 128  # calls of a layer until the core drops the counts of its names, none of which is used twice
+_MOST_ABSENT = 64  # noted names of a layer; older ones are dropped
+
+
+class Number(NamedTuple):
+    """The number of a call: the number of the step, and the number of the call in it."""
+
+    step: int
+    call: int
+
+    def __str__(self) -> str:
+        return f"{self.step}.{self.call}"
+
+
+class _Absent(NamedTuple):
+    """A name under which this worker will start no operation."""
+
+    kind: str
+    number: Number
+    reason: str
+    is_certain: bool = False  # whether the step has failed on this worker
+
+
+class Calls:
+    """State shared by the calls of a layer.
+
+    Parameters
+    ----------
+    layer : SyncBatchNorm
+    process_set : ProcessSet
+    first_use : FirstUse
+    """
+
+    def __init__(self, layer: Any, process_set: ProcessSet, first_use: operation_names.FirstUse) -> None:
+        self.process_set = process_set
+        self.key = f"sync_batch_norm_{next(_made)}"  # unique in this process
+        self.layer = weakref.ref(layer)
+        self._first_use = first_use
+        self._lock = threading.Lock()  # held while a number is taken
+        self._is_static = False
+        self._taken = 0
+        self.reset()
+        of_key[self.key] = self
+
+    def reset(self) -> None:
+        """Begin to count again. To be called on all workers."""
+        self._step = self._call = 0  # the number of the next call
+        self._in_evaluation = 0  # calls since the last step that were recorded in evaluation mode
+        self._most = 0  # calls in one step
+        self._running = 0  # the step of the last call that has run
+        self._absent: list[_Absent] = []
+
+    def next_number(self) -> Number:
+        """The number of the next call."""
+        return Number(self._step, self._call)
+
+    def note(self) -> Number | None:
+        """Register a call. Returns its number; None if it gets none, or only when its operator runs."""
+        if not autograd.is_training():
+            self._in_evaluation += autograd.is_recording()
+            return None
+        self.scope()
+        return None if self._runs_in_static_graph() else self.take()
+
+    def take(self) -> Number:
+        """Take the number of a call."""
+        with self._lock:
+            number = self.next_number()
+            self._call += 1
+            self._taken += 1
+        if self._taken % _FORGET_EVERY == 0:
+            self.process_set._core.forget(f"{self.scope()}/")
+        return number
+
+    def take_again(self) -> Number:
+        """Take the number of a call of an operator that has run before: the operator of a static graph."""
+        self._is_static = True
+        return self.take()
+
+    def scope(self) -> str:
+        """The prefix of the operations' names, the same on all workers. Waits for them all once after each init().
+
+        Raises
+        ------
+        MXNetError
+            A worker has taken a step without this first call.
+        """
+        while self._first_use.is_due():
+            step = self._step
+            met = self._first_use.meet([step])
+            if met is not None and (met != met.max()).any():
+                # All workers meet again: those that have taken more steps at once, the others in their next call.
+                self._first_use.leave()
+                if step < met.max():
+                    ahead = self.process_set.ranks[int(met.argmax())]
+                    raise MXNetError(
+                        f"{self._first_use.shown}: rank {ahead} has taken a step of the trainer without its first call "
+                        "of this layer in training. Call the layer equally often on all workers."
+                    )
+                continue
+            with self._lock:
+                self._call = self._in_evaluation = self._most = 0
+            forks.wait_before_forks()
+        return self._first_use.shown
+
+    def name(self, kind: str, number: Number) -> str:
+        return f"{self.scope()}/{kind}/{number}"
+
+    def runs(self, number: Number) -> None:
+        """Register that a forward pass begins. The forward passes of a layer run one after another."""
+        self._running = number.step
+
+    def has_run(self) -> None:
+        """Register that all workers have made the forward pass that has begun here: none waits in an earlier step."""
+        for one in self._absent[:] if self._absent else ():
+            if one.number.step < self._running:
+                self._drop(one)
+
+    def will_not_make(self, kind: str, number: Number, reason: str, is_certain: bool = False) -> None:
+        """Note that this worker will never start this operation. Other workers get the reason if they wait for it."""
+        # Without a lock, since Python may call this in any line, when it deletes an operator.
+        self._absent.append(_Absent(kind, number, reason, is_certain))
+        if len(self._absent) > _MOST_ABSENT:
+            del self._absent[0]
+
+    def end_step(self, refusal: str) -> None:
+        """Begin the calls of the next step. Raises an MXNetError if the running statistics carry an error."""
+        layer, is_due = self.layer(), self._first_use.is_due()
+        try:
+            if layer is not None and not is_due and (self._runs_in_static_graph() or not self._call):
+                for mean in (layer.running_mean._data or ())[:1]:
+                    mean.wait_to_read()  # then all operators in static graphs have taken their numbers
+        finally:
+            with self._lock:
+                missing, in_evaluation = self.next_number(), self._in_evaluation
+                self._step += 1
+                self._call = self._in_evaluation = 0
+            is_less, self._most = missing.call < self._most, max(missing.call, self._most)
+            if not is_due and (is_less or in_evaluation or refusal):
+                self.will_not_make("forward", missing, self._told(missing, in_evaluation, refusal), bool(refusal))
+
+    def _told(self, missing: Number, in_evaluation: int, refusal: str) -> str:
+        """The reason for a missing forward pass."""
+        shown = self._first_use.shown
+        if refusal:
+            return f"that rank's step failed, after {missing.call} calls of {shown} in training: {refusal}"
+        if in_evaluation and not missing.call:
+            mode = "evaluation mode in this step (autograd.record(train_mode=False)), and not in training"
+            return f"{shown} was called on that rank in {mode}"
+        return f"that rank took its step after {missing.call} calls of {shown} in training"
+
+    def look(self, is_leaving: bool = False) -> None:
+        """Refuse operations in which other workers wait for this worker, which will not start them.
+
+        `is_leaving`: refuse operations of failed steps even if no worker waits yet.
+        """
+        absent = self._absent[:]
+        if not absent:
+            return
+        core = self.process_set._core
+        come = core.waiting_for_this([self._name(one) for one in absent])
+        for one, ranks in zip(absent, come):
+            if ranks or (is_leaving and one.is_certain):
+                self._drop(one)
+                core.refuse(self._name(one), one.reason)
+                if one.kind == "forward":
+                    following = Number(one.number.step, one.number.call + 1)
+                    self.will_not_make(one.kind, following, one.reason)
+
+    def is_of(self, trained: set[int], workers: ProcessSet) -> bool:
+        """Whether a trainer with these parameters and workers trains the layer on all workers of the layer."""
+        layer = self.layer()
+        if layer is None:
+            return False
+        own = (layer.gamma, layer.beta, layer.running_mean, layer.running_var)
+        if not any(id(one) in trained for one in own):
+            return False
+        ranks = self.process_set.ranks
+        return self.process_set is workers or (ranks is not None and set(ranks) <= set(workers.ranks or ()))
+
+    def _runs_in_static_graph(self) -> bool:
+        layer = self.layer()
+        if layer is not None and layer._active and dict(layer._flags).get("static_alloc"):
+            self._is_static = True  # for good: numbers of one step must all be taken in the same way
+        return self._is_static
+
+    def _name(self, one: _Absent) -> str:
+        return f"{self._first_use.shown}/{one.kind}/{one.number}"
+
+    def _drop(self, one: _Absent) -> None:
+        with contextlib.suppress(ValueError):  # another thread has dropped it
+            self._absent.remove(one)
+
+
+of_key: weakref.WeakValueDictionary[str, Calls] = weakref.WeakValueDictionary()
+_made = itertools.count()
+
+
+def end_step(params: Sequence[Any], process_set: ProcessSet, refusal: str = "") -> None:
+    """End the calls of a step of a trainer. Called once in each step on each worker, even if the step fails.
+
+    Parameters
+    ----------
+    params : sequence of Parameter
+        The trainer's parameters. Only layers with such a parameter count this step.
+    process_set : ProcessSet
+        The workers that take the trainer's steps together.
+    refusal : str, optional
+        Why the step has failed on this worker. Then this function raises nothing.
+
+    Raises
+    ------
+    MXNetError
+        The running statistics of a layer carry an error. The error is raised after all layers have ended the step. The
+        caller must refuse the step.
+    """
+    if not of_key:
+        return
+    trained, first = set(map(id, params)), None
+    for calls in list(of_key.values()):
+        if calls.is_of(trained, process_set):
+            try:
+                calls.end_step(refusal)
+            except MXNetError as error:
+                first = first or error
+    if first is not None and not refusal:
+        raise first
+
+
+def begin_again() -> None:
+    """Reset the call counts of all layers. To be called on all workers."""
+    for calls in list(of_key.values()):
+        calls.reset()
+
+
+def _look(is_leaving: bool = False) -> None:
+    for calls in list(of_key.values()):
+        with contextlib.suppress(RuntimeError, ValueError):  # the core was shut down, or the process set was removed
+            calls.look(is_leaving)
+
+
+class _Leaving(process.Follower):
+    def leaving(self) -> None:
+        _look(is_leaving=True)
+
+
+process.follow(_Leaving())
+circular_wait.looks.append(_look)
