@@ -4,9 +4,10 @@ All workers call a layer equally often between two steps of a trainer that train
 the step and the call's number in that step. After a step all workers count from 0 again: a call that one worker has
 left out, because it could not read a batch for example, spoils no later step.
 
-No worker knows how many calls the others make. So after each step a worker notes the names that it will never use: the
-call after its last call, and the backward pass of a graph that is gone. A thread looks once a second whether other
-workers wait under such a name. Only then the worker refuses the call, which gives the others an error.
+No worker knows how many calls the others make. So after a step a worker notes the names that it will not use: that of
+the call after its last call, those of calls that MXNet has skipped because their input carried an error, and, if the
+step has failed, those of backward passes that it has not begun. A thread looks once a second whether other workers wait
+under such a name. Only then the worker refuses the operation, which gives the others an error.
 
 A call gets its number when the program makes it. In a static graph (static_alloc) MXNet runs no Python code in the
 call, but only later, when the operator runs. There the operator takes the number, and the end of a step waits until the
@@ -29,6 +30,7 @@ from ..world.process_set import ProcessSet
 
 _FORGET_EVERY = 128  # calls of a layer until the core drops the counts of its names, none of which is used twice
 _MOST_ABSENT = 64  # noted names of a layer; older ones are dropped
+_SKIPPED = "the input of this call carries the error of an earlier operation on that rank"
 
 
 class Number(NamedTuple):
@@ -76,8 +78,10 @@ class Calls:
         self._step = self._call = 0  # the number of the next call
         self._in_evaluation = 0  # calls since the last step that were recorded in evaluation mode
         self._most = 0  # calls in one step
+        self._called: list[Number] = []  # calls whose operators have not run yet
         self._running = 0  # the step of the last call that has run
         self._absent: list[_Absent] = []
+        self._refused: list[Number] = []  # calls whose backward passes were refused
 
     def next_number(self) -> Number:
         """The number of the next call."""
@@ -89,14 +93,16 @@ class Calls:
             self._in_evaluation += autograd.is_recording()
             return None
         self.scope()
-        return None if self._runs_in_static_graph() else self.take()
+        return None if self._runs_in_static_graph() else self.take(runs_later=True)
 
-    def take(self) -> Number:
+    def take(self, runs_later: bool = False) -> Number:
         """Take the number of a call."""
         with self._lock:
             number = self.next_number()
             self._call += 1
             self._taken += 1
+            if runs_later:
+                self._called.append(number)
         if self._taken % _FORGET_EVERY == 0:
             self.process_set._core.forget(f"{self.scope()}/")
         return number
@@ -132,22 +138,36 @@ class Calls:
             forks.wait_before_forks()
         return self._first_use.shown
 
-    def name(self, kind: str, number: Number) -> str:
-        return f"{self.scope()}/{kind}/{number}"
-
     def runs(self, number: Number) -> None:
         """Register that a forward pass begins. The forward passes of a layer run one after another."""
         self._running = number.step
+        with self._lock:
+            skipped = [one for one in self._called if one < number]
+            self._called = [one for one in self._called if one > number]
+        for one in skipped:
+            self.will_not_make("forward", one, _SKIPPED)
+
+    def runs_backward(self, number: Number) -> None:
+        """Register that a backward pass begins, perhaps after a step that has failed without it."""
+        for one in self._absent[:] if self._absent else ():
+            if one.kind == "backward" and one.number == number:
+                self._drop(one)
+        if number in self._refused:
+            raise MXNetError(
+                f"{self._name('backward', number)} was refused earlier by this rank, whose step failed before this "
+                "backward pass."
+            )
 
     def has_run(self) -> None:
         """Register that all workers have made the forward pass that has begun here: none waits in an earlier step."""
         for one in self._absent[:] if self._absent else ():
             if one.number.step < self._running:
                 self._drop(one)
+        if self._refused:
+            self._refused = [one for one in self._refused if one.step >= self._running - 1]
 
     def will_not_make(self, kind: str, number: Number, reason: str, is_certain: bool = False) -> None:
         """Note that this worker will never start this operation. Other workers get the reason if they wait for it."""
-        # Without a lock, since Python may call this in any line, when it deletes an operator.
         self._absent.append(_Absent(kind, number, reason, is_certain))
         if len(self._absent) > _MOST_ABSENT:
             del self._absent[0]
@@ -166,7 +186,16 @@ class Calls:
                 self._call = self._in_evaluation = 0
             is_less, self._most = missing.call < self._most, max(missing.call, self._most)
             if not is_due and (is_less or in_evaluation or refusal):
-                self.will_not_make("forward", missing, self._told(missing, in_evaluation, refusal), bool(refusal))
+                reason = self._told(missing, in_evaluation, refusal)
+                self.will_not_make("forward", missing, reason, bool(refusal))
+                for call in range(missing.call) if refusal and self._is_stale() else ():
+                    self.will_not_make("backward", Number(missing.step, call), reason, True)
+
+    def _is_stale(self) -> bool:
+        """Whether the program has called no backward pass of the layer since the last step, as its gradients tell."""
+        layer = self.layer()
+        weights = [one._data for one in (layer.gamma, layer.beta) if one.grad_req != "null" and one._data]
+        return bool(weights) and not any(one[0]._fresh_grad for one in weights)
 
     def _told(self, missing: Number, in_evaluation: int, refusal: str) -> str:
         """The reason for a missing forward pass."""
@@ -187,11 +216,13 @@ class Calls:
         if not absent:
             return
         core = self.process_set._core
-        come = core.waiting_for_this([self._name(one) for one in absent])
+        come = core.waiting_for_this([self._name(one.kind, one.number) for one in absent])
         for one, ranks in zip(absent, come):
             if ranks or (is_leaving and one.is_certain):
                 self._drop(one)
-                core.refuse(self._name(one), one.reason)
+                if one.kind == "backward":
+                    self._refused.append(one.number)
+                core.refuse(self._name(one.kind, one.number), one.reason)
                 if one.kind == "forward":
                     following = Number(one.number.step, one.number.call + 1)
                     self.will_not_make(one.kind, following, one.reason)
@@ -213,8 +244,8 @@ class Calls:
             self._is_static = True  # for good: numbers of one step must all be taken in the same way
         return self._is_static
 
-    def _name(self, one: _Absent) -> str:
-        return f"{self._first_use.shown}/{one.kind}/{one.number}"
+    def _name(self, kind: str, number: Number) -> str:
+        return f"{self._first_use.shown}/{kind}/{number}"
 
     def _drop(self, one: _Absent) -> None:
         with contextlib.suppress(ValueError):  # another thread has dropped it

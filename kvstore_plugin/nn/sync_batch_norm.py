@@ -24,7 +24,7 @@ import numpy as np
 
 from ..compat import arrays
 from ..compat.arguments import whole_number
-from ..compat.mxnet import BatchNorm, NDArray, autograd, contexts, mx
+from ..compat.mxnet import BatchNorm, NDArray, contexts, mx
 from ..coordination import operation_names
 from ..world import process
 from ..world import process_set as process_sets
@@ -276,22 +276,7 @@ class _Layer(mx.operator.CustomOp):
         self._in_training = False
         self._has_run = False  # if True, a static graph runs the operator again without a call of the layer
         self._statistics: Any = None
-        self._is_recorded = autograd.is_recording()
         self._backward_passes = 0  # of the last forward pass
-        self._awaits = "" if number is None else "forward"  # the pass that other workers may wait for
-
-    def __del__(self) -> None:
-        self._leave_out()
-
-    def _leave_out(self) -> None:
-        """Note that the pass that this operator awaits will not come, since MXNet has dropped the graph or the call."""
-        if self._awaits == "forward":
-            reason = "the input of this call carries the error of an earlier operation on that rank"
-            self._prop.calls.will_not_make("forward", self._number, reason)
-        elif self._awaits:
-            reason = "that rank has made no backward pass through this call"
-            self._prop.calls.will_not_make("backward", self._number, reason)
-        self._awaits = ""
 
     def forward(self, is_train: bool, req: list, in_data: list, out_data: list, aux: list) -> None:
         data, gamma, beta, mean, variance = (_readable(one) for one in [*in_data, *aux])
@@ -310,15 +295,11 @@ class _Layer(mx.operator.CustomOp):
             )
             return _assign(out_data[0], req[0], result)
         prop.calls.scope()
-        if is_repeated:
-            self._leave_out()
-            self._is_recorded = True  # or not, which MXNet does not tell
         if is_repeated or self._number is None:
             self._number = prop.calls.take_again() if is_repeated else prop.calls.take()
         prop.calls.runs(self._number)
         self._backward_passes = 0
         total = _added_up(prop.calls, "forward", self._number, batch_norm_math.sums(prop.seen(data)), data)
-        self._awaits = "backward" if self._is_recorded else ""
         output = out_data[0].as_nd_ndarray()
         target = _target(output, req[0])
         self._statistics = mx.nd.empty(total.shape, total.context, np.float64)
@@ -334,9 +315,10 @@ class _Layer(mx.operator.CustomOp):
         sums = batch_norm_math.gradient_sums(prop.seen(data), prop.seen(gradient), mean, inverse)
         of_beta, of_gamma = np.split(sums, 2)
         if self._in_training:
+            prop.calls.runs_backward(self._number)
             again = f"-{self._backward_passes}" if self._backward_passes else ""  # a name is used only once
             total = _added_up(prop.calls, "backward", f"{self._number}{again}", sums, data)
-            self._backward_passes, self._awaits = self._backward_passes + 1, ""
+            self._backward_passes += 1
             statistics = self._statistics
         else:
             total, statistics = (
@@ -395,7 +377,7 @@ def _added_up(calls: batch_norm_calls.Calls, kind: str, number: Any, values: np.
     """Start to sum values over all workers. Returns the array of the sums, which MXNet's engine fills later."""
     total = mx.nd.array(values, like.context, np.float64)
     handles = arrays.handles([total])
-    calls.process_set._core.push_allreduce(calls.name(kind, number), handles, handles, "sum", 1.0)
+    calls.process_set._core.push_allreduce(f"{calls.scope()}/{kind}/{number}", handles, handles, "sum", 1.0)
     return total
 
 
