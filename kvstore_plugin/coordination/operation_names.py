@@ -152,10 +152,6 @@ class FirstUse:
             self.agree(own)
         return rest
 
-    def leave(self) -> None:
-        """Give up the agreement: is_due() until the members meet again. To be called on all members."""
-        self._met_in = None
-
     def lock(self) -> ContextManager:
         """The lock to hold from told() to agree(), so that the sent counts include those of the previous agreement."""
         return _locks.setdefault(self._process_set, {}).setdefault(self._kind, threading.Lock())

@@ -115,26 +115,11 @@ class Calls:
     def scope(self) -> str:
         """The prefix of the operations' names, the same on all workers. Waits for them all once after each init().
 
-        Raises
-        ------
-        MXNetError
-            A worker has taken a step without this first call.
+        A worker may arrive here some steps later than the others, if it has left out its first calls. The numbers of
+        the steps go on, so its calls are not matched with those of earlier steps.
         """
-        while self._first_use.is_due():
-            step = self._step
-            met = self._first_use.meet([step])
-            if met is not None and (met != met.max()).any():
-                # All workers meet again: those that have taken more steps at once, the others in their next call.
-                self._first_use.leave()
-                if step < met.max():
-                    ahead = self.process_set.ranks[int(met.argmax())]
-                    raise MXNetError(
-                        f"{self._first_use.shown}: rank {ahead} has taken a step of the trainer without its first call "
-                        "of this layer in training. Call the layer equally often on all workers."
-                    )
-                continue
-            with self._lock:
-                self._call = self._in_evaluation = self._most = 0
+        if self._first_use.is_due():
+            self._first_use.name()
             forks.wait_before_forks()
         return self._first_use.shown
 
@@ -176,16 +161,16 @@ class Calls:
         """Begin the calls of the next step. Raises an MXNetError if the running statistics carry an error."""
         layer, is_due = self.layer(), self._first_use.is_due()
         try:
-            if layer is not None and not is_due and (self._runs_in_static_graph() or not self._call):
+            if layer is not None and (self._runs_in_static_graph() or not self._call):
                 for mean in (layer.running_mean._data or ())[:1]:
-                    mean.wait_to_read()  # then all operators in static graphs have taken their numbers
+                    mean.wait_to_write()  # then all operators in static graphs have taken their numbers
         finally:
             with self._lock:
                 missing, in_evaluation = self.next_number(), self._in_evaluation
                 self._step += 1
                 self._call = self._in_evaluation = 0
             is_less, self._most = missing.call < self._most, max(missing.call, self._most)
-            if not is_due and (is_less or in_evaluation or refusal):
+            if is_due or is_less or in_evaluation or refusal:
                 reason = self._told(missing, in_evaluation, refusal)
                 self.will_not_make("forward", missing, reason, bool(refusal))
                 for call in range(missing.call) if refusal and self._is_stale() else ():
@@ -213,7 +198,7 @@ class Calls:
         `is_leaving`: refuse operations of failed steps even if no worker waits yet.
         """
         absent = self._absent[:]
-        if not absent:
+        if not absent or self._first_use.is_due():  # before the first use, the name may be that of another layer
             return
         core = self.process_set._core
         come = core.waiting_for_this([self._name(one.kind, one.number) for one in absent])

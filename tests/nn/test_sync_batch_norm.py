@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import multiprocessing
@@ -531,7 +532,7 @@ def test_a_worker_in_evaluation_mode_lets_the_others_fail_and_not_wait(stock, hy
         loss = net(array(np.ones((2, 3), "float32"))).sum()
     loss.backward()
     sentence = r"rank 1.*sync_batch_norm\d+ was called on that rank in evaluation mode in this step"
-    with pytest.raises(MXNetError, match="rank 0.*carries the error of an earlier operation" if rank else sentence):
+    with pytest.raises(MXNetError, match=r"rank 0.*carries the error of|rank 0.*was refused by rank 1" if rank else sentence):
         trainer.step(1)
         layer.gamma.data().asnumpy()
     clear_errors()
@@ -563,7 +564,171 @@ def test_a_worker_in_evaluation_mode_whose_gradient_is_stale_too(rank, gather, k
     for number in range(2):
         step(True)
         assert len(set(gather(layer.running_mean.data().asnumpy().tobytes()))) == 1
-        assert layer._calls.numbers.__reduce__()[1][0] == number + 3
+        assert layer._calls.next_number() == (number + 3, 0)
+
+
+class _Skipping:
+    """Training in which rank 0 cannot read the batch of one step, and goes on with step() as always."""
+
+    def __init__(self, kind, rank, hybridize=None, ignores_stale=False):
+        self.net = nn.HybridSequential()
+        self.net.add(nn.Dense(3, in_units=2, use_bias=False), mykv.SyncBatchNorm(in_channels=3), nn.Dense(1, in_units=3))
+        self.net.initialize(mx.init.One())
+        if hybridize is not None:
+            self.net.hybridize(**hybridize)
+        params = self.net.collect_params()
+        if kind == "own":
+            self.trainer = mykv.DistributedTrainer(params, "sgd", {"learning_rate": 0.1})
+        else:
+            self.trainer = mx.gluon.Trainer(params, "sgd", {"learning_rate": 0.1}, kvstore="mykv")
+        self._rank, self._ignores_stale = rank, ignores_stale
+
+    def _batch(self, number):
+        return array(np.random.RandomState(10 * number + self._rank).rand(2, 2).astype("float32"))
+
+    def look(self, number):
+        """A picture of saliency: a call that is recorded in evaluation mode."""
+        x = self._batch(number)
+        x.attach_grad()
+        with autograd.record(train_mode=False):
+            y = self.net(x).sum()
+        autograd.grad(y, [x], train_mode=False)[0].asnumpy()
+
+    def step(self, number, skips="", passes=1):
+        """`skips`: where reading the batch of the last pass fails on rank 0, "before" or "after" the forward pass."""
+        with contextlib.suppress(OSError):
+            for last in [False] * (passes - 1) + [True]:
+                if skips == "before" and last and self._rank == 0:
+                    raise OSError("no such image")
+                with autograd.record():
+                    loss = (self.net(self._batch(number)) ** 2).sum()
+                if skips == "after" and last and self._rank == 0:
+                    raise OSError("no such image")
+                loss.backward()
+        self.trainer.step(2, ignore_stale_grad=self._ignores_stale)
+        mx.nd.waitall()
+
+    def weights(self):
+        return [one.data().asnumpy() for one in self.net.collect_params().values() if one.grad_req != "null"]
+
+
+def _assert_same_weights(one, other, gather):
+    for actual, expected in zip(one.weights(), other.weights()):
+        np.testing.assert_array_equal(actual, expected)
+        assert len(set(gather(actual.tobytes()))) == 1
+
+
+_STALE = r"that rank's step failed, after {} calls of sync_batch_norm\d+ in training: .*rank 0 is stale"
+_TOLD_RANK_1 = {
+    ("before", "plain"): rf"/forward/2\.0 was refused by rank 0: {_STALE.format(0)}",
+    ("before", "saliency"): rf"/forward/2\.0 was refused by rank 0: {_STALE.format(0)}",
+    ("before", "ignore"): r"/forward/2\.0 was refused by rank 0: that rank took its step after 0 calls of sync_batch_norm",
+    ("after", "plain"): rf"/backward/2\.0 was refused by rank 0: {_STALE.format(1)}",
+    ("after", "saliency"): rf"/backward/2\.0 was refused by rank 0: {_STALE.format(1)}",
+    ("after", "ignore"): r"rank 1 waits in sync_batch_norm\d+/backward/2\.0 for rank 0",
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("how", ["plain", "ignore", "saliency"])
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("kind", ["own", "stock"])
+def test_a_batch_that_one_worker_skips_spoils_no_other_step(kind, place, how, rank, gather):
+    """Its step fails on all workers, with the cause. The other steps are those of a run without it."""
+    skipping, expected = (_Skipping(kind, rank, ignores_stale=how == "ignore") for _ in range(2))
+    for number in (0, 1):
+        if how == "saliency":
+            skipping.look(number)
+        skipping.step(number)
+    if how == "saliency":
+        skipping.look(2)
+    told = r"rank 0 is stale" if how != "ignore" else r"rainer\d+/bucket0"
+    with pytest.raises((UserWarning, MXNetError), match=_TOLD_RANK_1[place, how] if rank else told):
+        skipping.step(2, skips=place)
+    clear_errors()
+    for number in (3, 4, 5):
+        skipping.step(number)
+    for number in (0, 1, 3, 4, 5):
+        expected.step(number)
+    _assert_same_weights(skipping, expected, gather)
+    assert skipping.net[1]._calls.next_number() == (6, 0)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("hybridize", [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}])
+def test_a_skipped_batch_of_a_hybridized_network(hybridize, place, rank, gather):
+    skipping, expected = (_Skipping("own", rank, hybridize) for _ in range(2))
+    for number in (0, 1):
+        skipping.step(number)
+    with pytest.raises((UserWarning, MXNetError), match="rank 0 is stale"):
+        skipping.step(2, skips=place)
+    clear_errors()
+    for number in (3, 4, 5):
+        skipping.step(number)
+    for number in (0, 1, 3, 4, 5):
+        expected.step(number)
+    _assert_same_weights(skipping, expected, gather)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["own", "stock"])
+def test_a_skipped_batch_among_several_of_a_step(kind, rank, gather):
+    """Rank 0 has made a backward pass, so nothing is stale there, and its step waits for the others."""
+    skipping, expected = (_Skipping(kind, rank) for _ in range(2))
+    skipping.step(0, passes=2)
+    told = r"/forward/1\.1 was refused by rank 0: that rank took its step after 1 calls of sync_batch_norm"
+    with pytest.raises(MXNetError, match=told if rank else r"rainer\d+/bucket0 was refused by rank 1"):
+        skipping.step(1, skips="before", passes=2)
+    clear_errors()
+    skipping.step(2, passes=2)
+    for number in (0, 2):
+        expected.step(number, passes=2)
+    _assert_same_weights(skipping, expected, gather)
+
+
+@pytest.mark.ranks(2)
+def test_a_skipped_batch_in_the_first_step(rank, gather):
+    """The workers agree on the layer's number in its first call, which rank 0 makes one step later."""
+    skipping, expected = (_Skipping("own", rank) for _ in range(2))
+    with pytest.raises((UserWarning, MXNetError), match="rank 0 is stale"):
+        skipping.step(0, skips="before")
+    clear_errors()
+    for number in (1, 2, 3):
+        skipping.step(number)
+        expected.step(number)
+    _assert_same_weights(skipping, expected, gather)
+    assert len(set(gather(tuple(skipping.net[1]._calls.next_number())))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_steps_of_two_trainers_and_steps_that_fail_elsewhere_are_counted_alike(rank, gather):
+    """A layer of two trainers, one of which leaves out an update, and whose steps fail on one worker in other ways."""
+    run = _Skipping("own", rank)
+    other = mykv.DistributedTrainer(run.net.collect_params(), "sgd", {"learning_rate": 0.1})
+    run.step(0)
+    for number, wrong in enumerate(("batch size", "barrier", "update", "")):
+        with autograd.record():
+            loss = (run.net(run._batch(number)) ** 2).sum()
+        loss.backward()
+        with contextlib.suppress(MXNetError, TypeError, ValueError, RuntimeError):
+            if wrong == "update":
+                other.allreduce_grads()
+                if rank == 0:
+                    other.update(2)
+            elif wrong == "barrier" and rank == 0:
+                mykv.barrier()
+            else:
+                other.step("many" if wrong == "batch size" and rank == 0 else 2)
+            mx.nd.waitall()
+        clear_errors()
+        assert len(set(gather(tuple(run.net[1]._calls.next_number())))) == 1
+        assert run.net[1]._calls.next_number() == (number + 2, 0)
+    with contextlib.suppress(MXNetError):  # the update that rank 1 has left out
+        run.step(8)
+    clear_errors()
+    run.step(9)
+    assert len(set(gather(run.net[1].running_mean.data().asnumpy().tobytes()))) == 1
 
 
 def _set_grad_req(net, value):
@@ -639,7 +804,7 @@ def test_a_worker_alone_that_records_in_evaluation_mode_where_no_worker_is_missi
     _set_grad_req(net, "write")
     for _ in range(2):
         train()
-    assert len(set(gather(layer._calls.numbers.__reduce__()[1][0]))) == 1
+    assert len(set(gather(tuple(layer._calls.next_number())))) == 1
 
 
 @pytest.mark.ranks(2)
