@@ -269,8 +269,8 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
         _settle(self, record)
     reducer = record.reducer or _reducer_of(self)
     try:
+        batch_norm_calls.end_step(self._params, _process_set_of(self))
         try:
-            batch_norm_calls.end_step(self._params, _process_set_of(self))
             label = _label(self, "a step" if record.is_stepping else _SUMS)
             for parameter in self._params:
                 if parameter.grad_req != "null":

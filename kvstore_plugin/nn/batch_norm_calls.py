@@ -5,24 +5,25 @@ the step and the call's number in that step. After a step all workers count from
 left out, because it could not read a batch for example, spoils no later step.
 
 No worker knows how many calls the others make. So after a step a worker notes the names that it will not use: that of
-the call after its last call, those of calls that MXNet has skipped because their input carried an error, and, if the
-step has failed, those of backward passes that it has not begun. A thread looks once a second whether other workers wait
-under such a name. Only then the worker refuses the operation, which gives the others an error.
+the call after its last call, and, if the step has failed, those of backward passes that it has not begun. A thread
+looks once a second whether other workers wait under such a name. Only then the worker refuses the operation, which
+gives the others an error.
 
-A call gets its number when the program makes it. In a static graph (static_alloc) MXNet runs no Python code in the
-call, but only later, when the operator runs. There the operator takes the number, and the end of a step waits until the
-operators of the step have run.
+An operator takes its number when it runs, since MXNet runs no Python code in the call of a static graph (static_alloc).
+The program may then be some steps ahead. So a step ends for a layer not in step(), but in the order of MXNet's engine:
+at a mark behind the operators that step() has found.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 import weakref
 from typing import Any, NamedTuple, Sequence
 
-from ..compat import forks
+from ..compat import engine_marks, forks
 from ..compat.mxnet import MXNetError, autograd
 from ..coordination import circular_wait, operation_names
 from ..world import process
@@ -30,7 +31,6 @@ from ..world.process_set import ProcessSet
 
 _FORGET_EVERY = 128  # calls of a layer until the core drops the counts of its names, none of which is used twice
 _MOST_ABSENT = 64  # noted names of a layer; older ones are dropped
-_SKIPPED = "the input of this call carries the error of an earlier operation on that rank"
 
 
 class Number(NamedTuple):
@@ -52,6 +52,17 @@ class _Absent(NamedTuple):
     is_certain: bool = False  # whether the step has failed on this worker
 
 
+class _Step(NamedTuple):
+    """A step that the program has taken."""
+
+    number: int
+    in_evaluation: int  # calls since the last step that were recorded in evaluation mode
+    refusal: str  # why the step has failed on this worker; empty: it has not failed
+    is_stale: bool  # whether the program has called no backward pass of the layer since the last step
+    is_before_use: bool  # whether this worker has not called the layer in training yet
+    era: int
+
+
 class Calls:
     """State shared by the calls of a layer.
 
@@ -67,50 +78,45 @@ class Calls:
         self.key = f"sync_batch_norm_{next(_made)}"  # unique in this process
         self.layer = weakref.ref(layer)
         self._first_use = first_use
-        self._lock = threading.Lock()  # held while a number is taken
-        self._is_static = False
+        self._lock = threading.Lock()  # held while _next changes
         self._taken = 0
+        self._era = 0  # the number of resets
         self.reset()
         of_key[self.key] = self
 
     def reset(self) -> None:
         """Begin to count again. To be called on all workers."""
-        self._step = self._call = 0  # the number of the next call
-        self._in_evaluation = 0  # calls since the last step that were recorded in evaluation mode
+        self._era += 1
+        self._steps = 0  # steps of the program
+        self._in_evaluation = 0
+        self._next = Number(0, 0)  # the number of the next operator that runs
         self._most = 0  # calls in one step
-        self._called: list[Number] = []  # calls whose operators have not run yet
-        self._running = 0  # the step of the last call that has run
+        self._running = 0  # the step of the last operator that has run
         self._absent: list[_Absent] = []
         self._refused: list[Number] = []  # calls whose backward passes were refused
 
     def next_number(self) -> Number:
-        """The number of the next call."""
-        return Number(self._step, self._call)
+        """The number of the next operator that runs."""
+        return self._next
 
-    def note(self) -> Number | None:
-        """Register a call. Returns its number; None if it gets none, or only when its operator runs."""
-        if not autograd.is_training():
+    def note(self) -> None:
+        """Register a call, before its operator runs."""
+        if autograd.is_training():
+            self.scope()
+        else:
             self._in_evaluation += autograd.is_recording()
-            return None
-        self.scope()
-        return None if self._runs_in_static_graph() else self.take(runs_later=True)
 
-    def take(self, runs_later: bool = False) -> Number:
-        """Take the number of a call."""
+    def take(self) -> Number:
+        """Take the number of a call, in its operator. The operators of a layer run one after another."""
+        scope = self.scope()
         with self._lock:
-            number = self.next_number()
-            self._call += 1
-            self._taken += 1
-            if runs_later:
-                self._called.append(number)
+            number = self._next
+            self._next = Number(number.step, number.call + 1)
+        self._running = number.step
+        self._taken += 1
         if self._taken % _FORGET_EVERY == 0:
-            self.process_set._core.forget(f"{self.scope()}/")
+            self.process_set._core.forget(f"{scope}/")
         return number
-
-    def take_again(self) -> Number:
-        """Take the number of a call of an operator that has run before: the operator of a static graph."""
-        self._is_static = True
-        return self.take()
 
     def scope(self) -> str:
         """The prefix of the operations' names, the same on all workers. Waits for them all once after each init().
@@ -120,17 +126,10 @@ class Calls:
         """
         if self._first_use.is_due():
             self._first_use.name()
+            with self._lock:
+                self._next = Number(self._next.step, 0)
             forks.wait_before_forks()
         return self._first_use.shown
-
-    def runs(self, number: Number) -> None:
-        """Register that a forward pass begins. The forward passes of a layer run one after another."""
-        self._running = number.step
-        with self._lock:
-            skipped = [one for one in self._called if one < number]
-            self._called = [one for one in self._called if one > number]
-        for one in skipped:
-            self.will_not_make("forward", one, _SKIPPED)
 
     def runs_backward(self, number: Number) -> None:
         """Register that a backward pass begins, perhaps after a step that has failed without it."""
@@ -158,39 +157,48 @@ class Calls:
             del self._absent[0]
 
     def end_step(self, refusal: str) -> None:
-        """Begin the calls of the next step. Raises an MXNetError if the running statistics carry an error."""
-        layer, is_due = self.layer(), self._first_use.is_due()
-        try:
-            if layer is not None and (self._runs_in_static_graph() or not self._call):
-                for mean in (layer.running_mean._data or ())[:1]:
-                    mean.wait_to_write()  # then all operators in static graphs have taken their numbers
-        finally:
-            with self._lock:
-                missing, in_evaluation = self.next_number(), self._in_evaluation
-                self._step += 1
-                self._call = self._in_evaluation = 0
-            is_less, self._most = missing.call < self._most, max(missing.call, self._most)
-            if is_due or is_less or in_evaluation or refusal:
-                reason = self._told(missing, in_evaluation, refusal)
-                self.will_not_make("forward", missing, reason, bool(refusal))
-                for call in range(missing.call) if refusal and self._is_stale() else ():
-                    self.will_not_make("backward", Number(missing.step, call), reason, True)
+        """Register a step of the program. The calls of the next step begin when the operators of this step have run."""
+        step = _Step(
+            self._steps, self._in_evaluation, refusal, self._is_stale(), self._first_use.is_due(), self._era
+        )  # fmt: skip
+        self._steps, self._in_evaluation = self._steps + 1, 0
+        layer = self.layer()
+        if layer is None or not layer.running_mean._data:  # then no operator can have run
+            self._end(step)
+        else:
+            # In a graph with static_shape the engine takes the operator for a mere reader of the statistics.
+            engine_marks.push(layer.running_mean._data[0], functools.partial(self._end, step))
+
+    def _end(self, step: _Step) -> None:
+        with self._lock:
+            if step.era != self._era:
+                return
+            missing, self._next = Number(step.number, self._next.call), Number(step.number + 1, 0)
+        is_less, self._most = missing.call < self._most, max(missing.call, self._most)
+        if not (is_less or step.is_before_use or step.in_evaluation or step.refusal):
+            return
+        reason = self._told(missing, step)
+        self.will_not_make("forward", missing, reason, bool(step.refusal))
+        for call in range(missing.call) if step.refusal and step.is_stale else ():
+            self.will_not_make("backward", Number(missing.step, call), reason, True)
 
     def _is_stale(self) -> bool:
         """Whether the program has called no backward pass of the layer since the last step, as its gradients tell."""
         layer = self.layer()
+        if layer is None:
+            return False
         weights = [one._data for one in (layer.gamma, layer.beta) if one.grad_req != "null" and one._data]
         return bool(weights) and not any(one[0]._fresh_grad for one in weights)
 
-    def _told(self, missing: Number, in_evaluation: int, refusal: str) -> str:
+    def _told(self, missing: Number, step: _Step) -> str:
         """The reason for a missing forward pass."""
-        shown = self._first_use.shown
-        if refusal:
-            return f"that rank's step failed, after {missing.call} calls of {shown} in training: {refusal}"
-        if in_evaluation and not missing.call:
+        shown, made = self._first_use.shown, missing.call
+        if step.refusal:
+            return f"that rank's step failed after {made} calls of {shown} in training: {step.refusal}"
+        if step.in_evaluation and not made:
             mode = "evaluation mode in this step (autograd.record(train_mode=False)), and not in training"
             return f"{shown} was called on that rank in {mode}"
-        return f"that rank took its step after {missing.call} calls of {shown} in training"
+        return f"that rank took its step after {made} calls of {shown} in training"
 
     def look(self, is_leaving: bool = False) -> None:
         """Refuse operations in which other workers wait for this worker, which will not start them.
@@ -223,12 +231,6 @@ class Calls:
         ranks = self.process_set.ranks
         return self.process_set is workers or (ranks is not None and set(ranks) <= set(workers.ranks or ()))
 
-    def _runs_in_static_graph(self) -> bool:
-        layer = self.layer()
-        if layer is not None and layer._active and dict(layer._flags).get("static_alloc"):
-            self._is_static = True  # for good: numbers of one step must all be taken in the same way
-        return self._is_static
-
     def _name(self, kind: str, number: Number) -> str:
         return f"{self._first_use.shown}/{kind}/{number}"
 
@@ -251,25 +253,14 @@ def end_step(params: Sequence[Any], process_set: ProcessSet, refusal: str = "") 
     process_set : ProcessSet
         The workers that take the trainer's steps together.
     refusal : str, optional
-        Why the step has failed on this worker. Then this function raises nothing.
-
-    Raises
-    ------
-    MXNetError
-        The running statistics of a layer carry an error. The error is raised after all layers have ended the step. The
-        caller must refuse the step.
+        Why the step has failed on this worker.
     """
     if not of_key:
         return
-    trained, first = set(map(id, params)), None
+    trained = set(map(id, params))
     for calls in list(of_key.values()):
         if calls.is_of(trained, process_set):
-            try:
-                calls.end_step(refusal)
-            except MXNetError as error:
-                first = first or error
-    if first is not None and not refusal:
-        raise first
+            calls.end_step(refusal)
 
 
 def begin_again() -> None:

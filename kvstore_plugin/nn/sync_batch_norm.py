@@ -225,9 +225,9 @@ class _LayerProp(_Prop):
         return [in_type[0], kind, kind], [in_type[0]], [kind, kind]
 
     def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> _Layer:
-        if self.calls is None or self.use_global_stats:
-            return _Layer(self, None)
-        return _Layer(self, self.calls.note())
+        if self.calls is not None and not self.use_global_stats:
+            self.calls.note()
+        return _Layer(self)
 
 
 @mx.operator.register(_FORWARD)
@@ -269,19 +269,17 @@ class _BackwardProp(_Prop):
 class _Layer(mx.operator.CustomOp):
     """One call of the layer, forward and backward; in a static graph several calls, one after another."""
 
-    def __init__(self, prop: _LayerProp, number: batch_norm_calls.Number | None) -> None:
+    def __init__(self, prop: _LayerProp) -> None:
         super().__init__()
         self._prop = prop
-        self._number = number
+        self._number = batch_norm_calls.Number(0, 0)
         self._in_training = False
-        self._has_run = False  # if True, a static graph runs the operator again without a call of the layer
         self._statistics: Any = None
         self._backward_passes = 0  # of the last forward pass
 
     def forward(self, is_train: bool, req: list, in_data: list, out_data: list, aux: list) -> None:
         data, gamma, beta, mean, variance = (_readable(one) for one in [*in_data, *aux])
         prop = self._prop
-        is_repeated, self._has_run = self._has_run, True
         self._in_training = bool(is_train) and not prop.use_global_stats
         if not self._in_training:
             inverse = 1 / np.sqrt(_values(variance).astype(np.float64) + prop.eps)
@@ -294,11 +292,7 @@ class _Layer(mx.operator.CustomOp):
                 axis=prop.axis,
             )
             return _assign(out_data[0], req[0], result)
-        prop.calls.scope()
-        if is_repeated or self._number is None:
-            self._number = prop.calls.take_again() if is_repeated else prop.calls.take()
-        prop.calls.runs(self._number)
-        self._backward_passes = 0
+        self._number, self._backward_passes = prop.calls.take(), 0
         total = _added_up(prop.calls, "forward", self._number, batch_norm_math.sums(prop.seen(data)), data)
         output = out_data[0].as_nd_ndarray()
         target = _target(output, req[0])

@@ -240,11 +240,7 @@ class SteppingTrainer(MeetingTrainer):
             self._require_local_updates("allreduce_grads")
             self._resume()
         label, ignore_stale = self._begun or ("", self._ignores_stale)
-        try:
-            batch_norm_calls.end_step(self._params, self._workers.process_set)
-        except BaseException as error:
-            self._end_failed_sums(-1, str(error), is_step=bool(label))
-            raise
+        batch_norm_calls.end_step(self._params, self._workers.process_set)
         deadlock_check.note_step(self, type(self)._awaited_by, type(self)._refuse_awaited)
         if self._awaits_update:
             self._settle()
@@ -261,10 +257,7 @@ class SteppingTrainer(MeetingTrainer):
         self._freshness_is_shared = ignore_stale
 
     def _end_failed_sums(self, number: int, reason: str, is_step: bool) -> None:
-        """After the reducer of this number has failed: refuse the calls of later reducers, so that no worker waits.
-
-        -1: the sums have failed before any reducer was called.
-        """
+        """After the reducer of this number has failed: refuse the calls of later reducers, so that no worker waits."""
         for later in self._gradients[number + 1 :]:
             later.refuse(reason)
         sets = [one.process_set for one in self._gradients[: number + 1] if isinstance(one, SharedReducer)]

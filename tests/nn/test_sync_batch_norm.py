@@ -618,7 +618,7 @@ def _assert_same_weights(one, other, gather):
         assert len(set(gather(actual.tobytes()))) == 1
 
 
-_STALE = r"that rank's step failed, after {} calls of sync_batch_norm\d+ in training: .*rank 0 is stale"
+_STALE = r"that rank's step failed after {} calls of sync_batch_norm\d+ in training: .*rank 0 is stale"
 _TOLD_RANK_1 = {
     ("before", "plain"): rf"/forward/2\.0 was refused by rank 0: {_STALE.format(0)}",
     ("before", "saliency"): rf"/forward/2\.0 was refused by rank 0: {_STALE.format(0)}",
