@@ -219,14 +219,14 @@ void put_arrivals(std::string* out, const RequestRecord& request, const PartReco
   put_order(out, first + part.ranks, part.hosts, ",\"host_order\":[", ",\"host_late_ms\":[");
 }
 
-// The row of an operation. Names of unnamed operations contain a number that differs for each call. The number is cut
-// off, so that these calls share a row.
+// The row of an operation. Names of unnamed operations, and of calls of layers ("/forward/12.0"), contain a number that
+// differs for each call. The number is cut off, so that these calls share a row.
 std::string row_of(const std::string& name) {
-  for (const char* numbered : {"/unnamed/", "/waiting/"}) {
+  for (const char* numbered : {"/unnamed/", "/waiting/", "/forward/", "/backward/"}) {
     const size_t at = name.find(numbered);
     if (at == std::string::npos) continue;
     const size_t digits = at + std::strlen(numbered);
-    const size_t rest = std::min(name.find_first_not_of("0123456789", digits), name.size());
+    const size_t rest = std::min(name.find_first_not_of("0123456789.-", digits), name.size());
     if (rest > digits) return name.substr(0, digits - 1) + name.substr(rest);
   }
   return name;

@@ -137,10 +137,7 @@ class Calls:
             if one.kind == "backward" and one.number == number:
                 self._drop(one)
         if number in self._refused:
-            raise MXNetError(
-                f"{self._name('backward', number)} was refused earlier by this rank, whose step failed before this "
-                "backward pass."
-            )
+            raise MXNetError(f"{self._name('backward', number)} was refused in this rank's failed step.")
 
     def has_run(self) -> None:
         """Register that all workers have made the forward pass that has begun here: none waits in an earlier step."""
@@ -166,6 +163,7 @@ class Calls:
         if layer is None or not layer.running_mean._data:  # then no operator can have run
             self._end(step)
         else:
+            forks.wait_before_forks()  # the mark needs the GIL
             # In a graph with static_shape the engine takes the operator for a mere reader of the statistics.
             engine_marks.push(layer.running_mean._data[0], functools.partial(self._end, step))
 

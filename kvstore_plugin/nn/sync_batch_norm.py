@@ -48,8 +48,9 @@ class SyncBatchNorm(BatchNorm):
     equally often, forward and backward. The first call in training waits for the other workers; a single worker may
     create and copy networks. The constructor calls init() if the program has not called it. If a worker calls a layer
     in evaluation mode, or not at all, while other workers call it in training, the other workers wait. They get an
-    MXNetError within seconds of the next step of a trainer. The running statistics change in the forward pass; in
-    MXNet's layer they change in the backward pass.
+    MXNetError within seconds of that worker's next step of a trainer. Later steps are not affected, if a trainer has
+    the layer's parameters. The running statistics change in the forward pass; in MXNet's layer they change in the
+    backward pass.
 
     Inputs are dense arrays in float16, bfloat16, float32 or float64 on one CPU of each worker; with 16 bits, parameters
     and statistics are float32.
