@@ -269,7 +269,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
         _settle(self, record)
     reducer = record.reducer or _reducer_of(self)
     try:
-        batch_norm_calls.end_step(self._params, _process_set_of(self))
+        batch_norm_calls.end_step(self._params, self._kvstore._process_set)
         try:
             label = _label(self, "a step" if record.is_stepping else _SUMS)
             for parameter in self._params:

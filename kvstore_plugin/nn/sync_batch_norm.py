@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any, ClassVar, Iterator, Sequence
+from typing import Any, ClassVar, Iterator
 
 import numpy as np
 
@@ -176,7 +176,7 @@ class _Prop(mx.operator.CustomOpProp):
             "fix_gamma": fix_gamma,
             "use_global_stats": use_global_stats,
         }
-        self.calls = batch_norm_calls.of_key.get(scope)  # None in a network from an exported file, which can only evaluate
+        self.calls = batch_norm_calls.of_key.get(scope)  # None in a network from an exported file, which only evaluates
         self.axis = int(axis)
         self.eps = float(eps)
         self.momentum = float(momentum)
