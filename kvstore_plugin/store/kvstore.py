@@ -717,7 +717,7 @@ class MyKV(KVStoreBase):
             self._resume()
             if self._keys.is_due():
                 look = functools.partial(update_order.look, self._process_set, listed)
-                self._keys.compare(self._values.described, "the first update after init() or broadcast()", look=look)
+                self._keys.compare(self._values.described, f"the update of key {listed[0].key!r}", look=look)
             if self._optimizer is None:
                 return
             for call in listed:
