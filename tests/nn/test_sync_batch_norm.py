@@ -708,7 +708,7 @@ def test_steps_of_two_trainers_and_steps_that_fail_elsewhere_are_counted_alike(r
     run = _Skipping("own", rank)
     other = mykv.DistributedTrainer(run.net.collect_params(), "sgd", {"learning_rate": 0.1})
     run.step(0)
-    for number, wrong in enumerate(("batch size", "barrier", "update", "")):
+    for number, wrong in enumerate(("batch size", "update", "")):
         with autograd.record():
             loss = (run.net(run._batch(number)) ** 2).sum()
         loss.backward()
@@ -717,8 +717,6 @@ def test_steps_of_two_trainers_and_steps_that_fail_elsewhere_are_counted_alike(r
                 other.allreduce_grads()
                 if rank == 0:
                     other.update(2)
-            elif wrong == "barrier" and rank == 0:
-                mykv.barrier()
             else:
                 other.step("many" if wrong == "batch size" and rank == 0 else 2)
             if wrong != "update":  # rank 0's update waits for the next step of rank 1
