@@ -29,7 +29,7 @@ from ..coordination import circular_wait, operation_names
 from ..world import process
 from ..world.process_set import ProcessSet
 
-_FORGET_EVERY = 128  # calls of a layer until the core drops the counts of its names, none of which is used twice
+_FORGET_EVERY = 128  # calls of a layer; then the core drops the counts of its names, which are used only once
 _MOST_ABSENT = 64  # noted names of a layer; older ones are dropped
 
 

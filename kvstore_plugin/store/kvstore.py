@@ -81,8 +81,8 @@ class MyKV(KVStoreBase):
         self._optimizer: StoreOptimizer | None = None
         self._function: Callable[[Any, NDArray, NDArray], None] | None = None  # given to _set_updater()
         self._updates: dict[str, ShardedUpdate] = {}  # by key name
-        self._optimizers = 0  # calls of set_optimizer() so far, including those that have failed
-        self._functions = 0  # calls of _set_updater() so far, including those that have failed
+        self._optimizers = 0  # calls of set_optimizer(), also failed ones
+        self._functions = 0  # calls of _set_updater(), also failed ones
         self._function_label = ""  # must be the same in the sums of all workers
         self._serves_trainer = False  # whether a gluon.Trainer updates on this store
         self._generation = process.generation

@@ -704,7 +704,7 @@ def test_a_skipped_batch_in_the_first_step(rank, gather):
 
 @pytest.mark.ranks(2)
 def test_steps_of_two_trainers_and_steps_that_fail_elsewhere_are_counted_alike(rank, gather):
-    """A layer of two trainers, one of which leaves out an update, and whose steps fail on one worker in other ways."""
+    """Two trainers have the layer. One worker fails in a step of one of them, and leaves out an update."""
     run = _Skipping("own", rank)
     other = mykv.DistributedTrainer(run.net.collect_params(), "sgd", {"learning_rate": 0.1})
     run.step(0)
