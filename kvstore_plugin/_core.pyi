@@ -58,6 +58,7 @@ class Group:
         priority: int = 0,
         label: str = "",
         turn_of: str = "",
+        key: int = 0,
     ) -> None: ...
     def push_gather_from_owners(
         self,

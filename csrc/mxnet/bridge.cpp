@@ -193,6 +193,20 @@ void note_cause(const Failure& error) {
   all_failures().last_cause = readable(error.text);
 }
 
+// The keys for take_failed_updates(). Kept until Python asks, even if its trainer is gone.
+struct FailedUpdates {
+  std::atomic<bool> any{false};
+  std::mutex mutex;
+  std::vector<uint64_t> keys;
+};
+FailedUpdates& failed_updates() { return usable_in_forks<FailedUpdates>(); }
+
+void note_failed(uint64_t key) {
+  const std::lock_guard<std::mutex> lock(failed_updates().mutex);
+  failed_updates().keys.push_back(key);
+  failed_updates().any = true;
+}
+
 // The reason for refusing an operation that the engine skips. The engine does not report the array's error, and the
 // other ranks may not know it.
 std::string inherited_error() {
@@ -324,7 +338,10 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
   post_all(
       runtime, std::move(requests), pushed->call.chained,
       [on_complete, step, is_sum, scope = std::move(scope), failure = pushed->failure, pushed](const Failure* error) {
-        if (error != nullptr) pushed->has_failed = true;  // valid until complete() is called
+        if (error != nullptr) {  // *pushed is valid until complete() is called
+          pushed->has_failed = true;
+          if (pushed->call.key != 0) note_failed(pushed->call.key);
+        }
         if (is_sum) note_sum_ends();
         if (step == StepPhase::weights) note_updated();
         if (error != nullptr && failure) *failure = *error;
@@ -384,14 +401,6 @@ void note_summed(void*, void* on_complete, void* parameter) {
   complete(*static_cast<EngineCallback*>(on_complete), nullptr);
 }
 
-// The keys of updates that have failed on this rank alone. Kept until Python asks, even if its trainer is gone.
-struct FailedUpdates {
-  std::atomic<bool> any{false};
-  std::mutex mutex;
-  std::vector<uint64_t> keys;
-};
-FailedUpdates& failed_updates() { return usable_in_forks<FailedUpdates>(); }
-
 uint64_t failures_concerning(const std::string& scope) {
   const std::lock_guard<std::mutex> lock(failures_of_steps().mutex);
   return failures_of_steps().now.concerning(scope);
@@ -400,9 +409,7 @@ uint64_t failures_concerning(const std::string& scope) {
 void judge(void*, void* on_complete, void* parameter) {
   const UpdateWatch& watch = watch_of(parameter);
   if (watch.summed && !watch.updated && failures_concerning(watch.scope) == watch.failures_before) {
-    const std::lock_guard<std::mutex> lock(failed_updates().mutex);
-    failed_updates().keys.push_back(watch.key);
-    failed_updates().any = true;
+    note_failed(watch.key);
   }
   complete(*static_cast<EngineCallback*>(on_complete), nullptr);
 }
@@ -440,6 +447,7 @@ bool refuse(Pushed& pushed, const std::string& reason) {
   for (Request& request : requests) request.refusal = reason;
   const bool of_step = !requests.empty() && requests.front().step != StepPhase::none;
   count_failure(reason, of_step ? scope_of(requests.front().name) : std::string());
+  if (pushed.call.key != 0) note_failed(pushed.call.key);
   post_all(pushed.runtime, std::move(requests), pushed.call.chained, [](const Failure*) {});
   return true;
 }

@@ -22,6 +22,8 @@ struct Call {
   bool chained = false;
   // Not empty: the operation takes the last turn under this name, instead of the next turn under its own name.
   std::string turn_of;
+  // Not 0: if the operation fails, take_failed_updates() has this key.
+  uint64_t key = 0;
   std::vector<Handle> inputs;  // an array may be an input and an output
   std::vector<Handle> outputs;
   // Puts the memory of inputs and outputs into the requests, when the engine runs the operation.
@@ -61,8 +63,9 @@ struct UpdateWatch {
   std::atomic<bool> updated{false};
 };
 
-// The keys of updates that have failed on this rank alone since the last call. Call it when a step begins: an update of
-// several arrays fails on all ranks if any of their sums has failed, so updates of such a step are not noted.
+// The keys of updates that have failed on this rank alone since the last call, and of other failed operations with a
+// key. Call it when a step begins: an update of several arrays fails on all ranks if any of their sums has failed, so
+// updates of such a step are not noted.
 std::vector<uint64_t> take_failed_updates();
 
 class Bridge {

@@ -134,6 +134,7 @@ Request request_for(const Common& common, const std::string& name, const Operati
 
 void push(const Common& common, Call call) {
   call.turn_of = common.turn_of;
+  call.key = common.key;
   common.bridge.push(common.runtime, common.name, common.operation.priority, std::move(call));
 }
 

@@ -31,7 +31,7 @@ struct Description {
 Description describe(const Api& api, Handle array);
 
 // Arguments of all functions. `operation` is complete except for dtype and count, which come from the arrays; `label`
-// is text that must be equal on all ranks. `turn_of`: as in Call.
+// is text that must be equal on all ranks. `turn_of` and `key`: as in Call.
 struct Common {
   const Bridge& bridge;
   const std::shared_ptr<Runtime>& runtime;
@@ -39,6 +39,7 @@ struct Common {
   Operation operation;
   std::string label;
   std::string turn_of = std::string();
+  uint64_t key = 0;
 };
 
 // outputs[k] = scale * the sum (or other operator) over all ranks and all inputs.

@@ -182,8 +182,8 @@ void Group::push_allreduce(const std::string& name, const Handles& inputs, const
 }
 
 void Group::push_broadcast(const std::string& name, uintptr_t input, const Handles& outputs, int root, int priority,
-                           const std::string& label, const std::string& turn_of) {
-  const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(root, priority), label, turn_of};
+                           const std::string& label, const std::string& turn_of, uint64_t key) {
+  const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(root, priority), label, turn_of, key};
   WithoutGil release;
   mxnet::push_broadcast(common, handle(input), handles(outputs));
 }

@@ -99,7 +99,7 @@ class Group {
                       double scale, int priority, const std::string& label, const std::string& wire,
                       const std::string& turn_of);
   void push_broadcast(const std::string& name, uintptr_t input, const Handles& outputs, int root, int priority,
-                      const std::string& label, const std::string& turn_of);
+                      const std::string& label, const std::string& turn_of, uint64_t key);
   void push_group(const std::string& name, const Handles& inputs, const Handles& outputs, const std::string& op,
                   double scale, int priority, const std::string& label, const std::string& wire,
                   const std::string& turn_of);

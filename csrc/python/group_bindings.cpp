@@ -86,7 +86,8 @@ void bind_pushes(py::module_& m, GroupClass& group) {
   bind_method(m, group, "push_allreduce", &Group::push_allreduce, name, inputs, outputs, op, scale, priority, label,
               wire, turn_of);
   bind_method(m, group, "push_broadcast", &Group::push_broadcast, name, py::arg("input"), outputs, py::arg("root") = 0,
-              priority, label, turn_of);
+              priority, label, turn_of, py::arg("key") = 0,
+              "If the broadcast fails and the key is not 0, take_failed_updates() has the key.");
   bind_method(m, group, "push_group", &Group::push_group, name, inputs, outputs, op, scale, priority, label, wire,
               turn_of);
 }

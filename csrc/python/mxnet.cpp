@@ -32,7 +32,7 @@ void join_operator_threads() {
 
 void bind_mxnet(py::module_& m) {
   m.def("take_failed_updates", &mxnet::take_failed_updates,
-        "Keys of fences whose updates have failed on this rank alone, since the last call.");
+        "Keys of fences whose updates have failed on this rank alone, and of failed broadcasts, since the last call.");
   m.def("pushed_operations", &mxnet::pushed_operations,
         "How many operations on MXNet's arrays were handed to its engine in this process; they may end much later.");
   m.def("failed_operations", &mxnet::failed_operations,

@@ -24,6 +24,7 @@ def push_broadcast(
     root: int,
     priority: int,
     started: list | None = None,
+    key: int = 0,
 ) -> None:
     """Start a broadcast of an array; value and targets may be dense or row_sparse. Returns at once.
 
@@ -43,11 +44,13 @@ def push_broadcast(
         Operations with a higher priority run first.
     started : list, optional
         Gets an item when the broadcast has started, as in `operation.start`.
+    key : int, optional
+        If the broadcast fails, the core's take_failed_updates() has this number.
     """
     sent = value.tostype("default") if isinstance(value, SparseNDArray) else value
     received = [arrays.empty(array.shape, array) if isinstance(array, SparseNDArray) else array for array in targets]
     arguments = (name, sent.handle.value, arrays.handles(received), root, priority)
-    push = functools.partial(process_set._core.push_broadcast, *arguments)
+    push = functools.partial(process_set._core.push_broadcast, *arguments, key=key)
     operation.start([] if started is None else started, push)
     for array, dense in zip(targets, received):
         if array is not dense:

@@ -99,9 +99,9 @@ def broadcast_parameters(
                 arriving += held
         elif lowest < _WAITS:  # otherwise an earlier broadcast is pending on all ranks and will make the values equal
             deferred_init.wait_for(value, broadcast)
-    load_tracking.forget([item.value for item in named if isinstance(item.value, Parameter)])
     for array in arriving:
         array.wait_to_read()
+    load_tracking.forget([item.value for item in named if isinstance(item.value, Parameter)])
     if (most < _WITHOUT_VALUES).all():  # no later broadcast follows
         process_set._core.forget(f"{scope}/")
 
@@ -164,7 +164,7 @@ def keep_equal(
         broadcast = Broadcast(process_set, f"{scope}/values/{name}", root, -position, lasting=names)
         everywhere = lowest if lowest == highest else None
         if parameter._data is not None and not are_equal:
-            broadcast.push(parameter._data)
+            broadcast.push(parameter._data, *load_tracking.watched_broadcasts(parameter, [broadcast.name]))
         if everywhere not in (_HAS_VALUES_AND_LASTING, _WAITS_LASTING):
             broadcast.covered = everywhere == _WAITS
             deferred_init.wait_for(parameter, broadcast)

@@ -26,6 +26,7 @@ from ..compat import arrays, patches
 from ..compat.mxnet import DeferredInitializationError, MXNetError, NDArray, Parameter, autograd
 from ..world import process
 from ..world.process_set import ProcessSet
+from . import load_tracking
 from .naming import described
 
 
@@ -54,9 +55,12 @@ class Broadcast:
         self.lasting = lasting
         self.covered = False  # skipped at the next initialization, where another broadcast precedes it on all ranks
 
-    def push(self, values: list[NDArray]) -> None:
-        """Send `values`, one array per device, on the root; on other ranks overwrite them with the root's values."""
-        push_broadcast(self.process_set, self.name, values[0], values, self.root, self.priority)
+    def push(self, values: list[NDArray], key: int = 0) -> None:
+        """Send `values`, one array per device, on the root; on other ranks overwrite them with the root's values.
+
+        `key`: the number by which the core records a failure.
+        """
+        push_broadcast(self.process_set, self.name, values[0], values, self.root, self.priority, key=key)
 
     def refuse(self, reason: str) -> None:
         """Take this rank's turn with a refusal."""
@@ -258,10 +262,11 @@ def _initialized(parameter: Parameter) -> None:
     if has_lasting(parameter):
         _times[parameter] = times(parameter) + 1
         _unconfirmed_values[parameter] = None
-    for broadcast in waiting:
+    keys = load_tracking.watched_broadcasts(parameter, [broadcast.name for broadcast in waiting])
+    for broadcast, key in zip(waiting, keys):
         is_there = broadcast.process_set.included()  # included() returns None if the set was removed
         if is_there and not broadcast.covered:
-            broadcast.push(parameter._data)
+            broadcast.push(parameter._data, key)
         if broadcast.lasting or not is_there:
             left.append(broadcast)
         if is_there:

@@ -28,8 +28,8 @@ from .naming import Named, described
 from .trainer_state import updates_counted
 
 _LABEL = (
-    "a step after load_parameters(), load_states(), set_data() or a failed update (if only some workers did that, "
-    "call broadcast_states() on all afterwards)"
+    "a step after load_parameters(), load_states(), set_data(), a failed update or broadcast (if only some workers did "
+    "that, call broadcast_states() on all afterwards)"
 )
 
 # MXNetErrors about the arguments of this worker.
@@ -43,12 +43,17 @@ _loaded: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyD
 _states: weakref.WeakKeyDictionary[Parameter, int] = weakref.WeakKeyDictionary()
 
 # The count of array updates of a Parameter's trainer at the first failed update; a text unique to this worker if
-# MXNet's engine has skipped updates on this worker alone.
+# MXNet's engine has skipped updates on this worker alone, or if a broadcast of the Parameter's first values has failed.
 _failed: weakref.WeakKeyDictionary[Parameter, int | str] = weakref.WeakKeyDictionary()
 
 # For the first Parameter of each update: the numbers under which the core records failed updates (gradients/fence.py),
 # and for each number the Parameters of the trainer. A Parameter may belong to several trainers.
 _watched: weakref.WeakKeyDictionary[Parameter, dict[int, weakref.WeakSet]] = weakref.WeakKeyDictionary()
+
+# For the last broadcasts of a Parameter's first values: their names, by the numbers under which the core records them
+# if they fail.
+_sent: weakref.WeakKeyDictionary[Parameter, dict[int, str]] = weakref.WeakKeyDictionary()
+
 _count = itertools.count(1)
 
 updating = threading.local()  # `trainer`: the trainer that updates in this thread, see gradients/step_guard.py
@@ -57,11 +62,12 @@ updating = threading.local()  # `trainer`: the trainer that updates in this thre
 def any_of(parameters: Iterable[Parameter]) -> bool:
     """Whether this worker has loaded new values of a Parameter, or its trainer's states, since all were last equal.
 
-    A failed update of a Parameter counts too. Waits for the values of loaded Parameters.
+    A failed update of a Parameter counts too, and a failed broadcast of its first values. Waits for the values of
+    loaded Parameters.
     """
     failed = process.core.take_failed_updates()
     if failed:
-        _note_failed_updates(failed)
+        _note_failed(failed)
     if not _loaded:
         return False
     for parameter in [parameter for parameter in parameters if parameter in _loaded]:
@@ -170,9 +176,26 @@ def watched(parameters: Sequence[Parameter]) -> int:
     return number
 
 
-def _note_failed_updates(failed: Iterable[int]) -> None:
-    """Record updates that MXNet's engine has skipped or aborted on this worker, although their sums succeeded."""
+def watched_broadcasts(parameter: Parameter, names: Sequence[str]) -> list[int]:
+    """The numbers by which the core records failed broadcasts of a Parameter's first values.
+
+    `names`: the names of the broadcasts. If one fails, a script that catches the error would go on with other values on
+    each worker. Earlier broadcasts of this Parameter no longer count.
+    """
+    keys = [next(_count) for _ in names]
+    if not is_auxiliary(parameter):
+        _sent[parameter] = dict(zip(keys, names))
+    return keys
+
+
+def _note_failed(failed: Iterable[int]) -> None:
+    """Record broadcasts that have failed, and updates that MXNet's engine has skipped or aborted on this worker,
+    although their sums succeeded."""
     keys = set(failed)
+    for parameter, names in list(_sent.items()) if keys else ():
+        for key in keys.intersection(names) if parameter._data is not None else ():
+            note([parameter])
+            _failed.setdefault(parameter, f"the broadcast {names[key]} has failed on rank {process.rank()}")
     for known in list(_watched.values()) if keys else ():
         for number in keys.intersection(known):
             note(known[number])
@@ -195,7 +218,7 @@ def note_failure(parameters: Sequence[Parameter], trainer: Any = None) -> None:
 
 def forget(parameters: Iterable[Parameter]) -> None:
     """Record that all workers have the same values of these Parameters."""
-    _note_failed_updates(process.core.take_failed_updates())
+    _note_failed(process.core.take_failed_updates())
     if _loaded or _failed or _states:
         for parameter in list(parameters):
             for known in (_loaded, _failed, _states):

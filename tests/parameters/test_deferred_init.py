@@ -55,9 +55,9 @@ class _Counting:
     def __getattr__(self, name):
         return getattr(self._core, name)
 
-    def push_broadcast(self, name, *arguments):
+    def push_broadcast(self, name, *arguments, **options):
         self.broadcasts.append(name)
-        self._core.push_broadcast(name, *arguments)
+        self._core.push_broadcast(name, *arguments, **options)
 
 
 @pytest.fixture
@@ -283,6 +283,38 @@ def test_a_layer_without_gradients_that_one_worker_does_not_use_is_named(rank):
         trainer.step(1)
         mx.nd.waitall()
     clear_errors()
+
+
+@pytest.mark.ranks(2)
+def test_values_whose_broadcast_has_failed_are_an_error_until_they_are_sent_again(rank, gather):
+    net, frozen = nn.Dense(2, in_units=2), nn.Dense(2, use_bias=False)
+    for block in (net, frozen):
+        block.initialize(mx.init.Uniform())
+    (weight,) = structure(frozen).values()
+    weight.grad_req = "null"
+    trainer = mykv.DistributedTrainer([*structure(net).values(), weight], *_SGD)
+
+    def step(uses_frozen):
+        with autograd.record():
+            out = net(array(np.ones((1, 2), "float32")))
+            loss = (frozen(out) if uses_frozen else out).sum()
+        loss.backward()
+        trainer.step(1)
+        mx.nd.waitall()
+
+    with pytest.raises(MXNetError, match="they wait for each other"):
+        step(uses_frozen=rank == 1)
+    clear_errors()
+    # The script has caught the error, and rank 0 uses the layer too.
+    for _ in range(2):
+        with pytest.raises(
+            MXNetError, match=r"call broadcast_states\(\) .*the broadcast trainer.* has failed on rank 1"
+        ):
+            step(uses_frozen=True)
+        clear_errors()
+    mykv.broadcast_states(trainer)
+    step(uses_frozen=True)
+    assert len(set(gather((checksum(net), checksum(frozen))))) == 1
 
 
 @pytest.mark.ranks(2)
