@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import Any, ContextManager, Sequence
+from typing import Any, Callable, ContextManager, Sequence
 
 import numpy as np
 
+from ..compat import errors
+from ..compat.mxnet import MXNetError
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from . import agreement, operation
@@ -100,7 +102,10 @@ class FirstUse:
     rank has copied a network. So no member can determine the name alone: in the first use the members exchange their
     counts, and which numbers copies have. If these are equal, an object keeps the number of its creation, even if
     threads use several objects in different orders. Otherwise the object gets a new number, from which all members
-    continue to count.
+    continue to count. After another init() of the same ranks, an object of all ranks keeps its number; in another
+    process set the ranks must use the objects in the same order.
+
+    If an exception interrupts the wait in the first use, the next use continues it.
 
     Parameters
     ----------
@@ -118,6 +123,8 @@ class FirstUse:
     ----------
     shown : str
         The prefix of the names of the object's operations; before the first use the prefix that this rank expects.
+    number : int
+        The number in `shown`.
     """
 
     def __init__(self, process_set: Any, kind: str, call: str, is_copy: bool = False) -> None:
@@ -125,9 +132,11 @@ class FirstUse:
         self._kind = kind
         self._call = call
         self._made_in = _present(process_set)
-        self._number = process_set._next_copy(kind) if is_copy else process_set._next_number(kind)
-        self.shown = _prefix(process_set, kind, self._number)
+        self.number = process_set._next_copy(kind) if is_copy else process_set._next_number(kind)
+        self.shown = _prefix(process_set, kind, self.number)
         self._met_in: Any = None
+        self._turn: operation.Turn | None = None  # of an exchange that has not been processed
+        self._turn_in: Any = None
 
     def is_due(self) -> bool:
         """Whether the members have not agreed on this object's name since the last init()."""
@@ -141,44 +150,97 @@ class FirstUse:
     def meet(self, more: Sequence[int] = ()) -> np.ndarray | None:
         """Agree on the name if is_due(), and return all members' values of `more`, a row for each; otherwise None."""
         one = self._process_set
-        with self.lock():
-            if not self.is_due():
-                return None
-            told = np.array([[*self.told(), *more]])
-            if one.size() > 1:
-                name = f"{one._scope}/first use of {self._kind}"  # not the name of blocking calls, since
-                told = operation.exchange(one, name, self._call, self._call, told[0])  # MXNet's threads call this too
-            own, rest = np.split(told, [told.shape[1] - len(more)], axis=1)
-            self.agree(own)
-        return rest
+        # Not the name of blocking calls, since MXNet's threads call this too.
+        name = f"{one._scope}/first use of {self._kind}"
+        with self._lock():
+            return self._exchange(lambda: operation.Turn(one, name, self._call), more)[1] if self.is_due() else None
 
-    def lock(self) -> ContextManager:
-        """The lock to hold from told() to agree(), so that the sent counts include those of the previous agreement."""
+    def meet_in(self, begin: Callable[[], operation.Turn], more: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """Like `meet`, also if the members have agreed, and in a turn that `begin` returns.
+
+        Returns
+        -------
+        ndarray of int64, shape (size,)
+            The number of each member's object.
+        ndarray of int64, shape (size, len(more))
+        """
+        with self._lock():
+            return self._exchange(begin, more)
+
+    def _exchange(self, begin: Callable[[], operation.Turn], more: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        own = self._told()
+        met = self._met(begin, [*own, *more]) if self._process_set.size() > 1 else np.array([[*own, *more]])
+        try:
+            numbers = self._agree(met[:, : len(own)])
+        except RuntimeError:  # raised on all members
+            self._turn = None
+            raise
+        self._turn = None
+        return numbers, met[:, len(own) :]
+
+    def _met(self, begin: Callable[[], operation.Turn], numbers: Sequence[int]) -> np.ndarray:
+        """All members' numbers. After an interrupted wait, those of that exchange: other members know its result."""
+        while True:
+            try:
+                if self._turn is not None and self._turn_in == _present(self._process_set):
+                    return self._turn.resume()
+                self._turn_in = _present(self._process_set)
+                with begin() as self._turn:
+                    return self._turn.meet(self._call, numbers)
+            except MXNetError as error:
+                self._turn = None
+                if errors.code_of(error) != "given_up" or process.rank() not in error.ranks:
+                    raise  # otherwise the exchange was given up before this rank arrived: take the next turn
+            except BaseException:  # for example Ctrl-C
+                if self._turn is not None and (self._turn.is_refused() or not self._turn.is_taken()):
+                    self._turn = None
+                raise
+
+    def _lock(self) -> ContextManager:
+        """Held from _told() to _agree(), so that the sent counts include those of the previous agreement."""
         return _locks.setdefault(self._process_set, {}).setdefault(self._kind, threading.Lock())
 
-    def told(self) -> list[int]:
+    def _told(self) -> list[int]:
         """The values that this rank sends to the other members when they agree on the name."""
         one, kind = self._process_set, self._kind
-        is_known = self._made_in == _present(one) and self._number >= one._base(kind)
+        known = _UNKNOWN
+        if self._made_in == _present(one) and self.number >= one._base(kind):
+            known = _COUNTED
+        elif self._met_in is not None and self._met_in[0] != process.generation:
+            known = _AGREED if process.has_same_ranks_as(self._met_in[0]) else _UNKNOWN
         copies = agreement.digest([str(number) for number in one._copied(kind)])
-        return [self._number if is_known else -1, one._counted().get(kind, 0), one._base(kind), copies]
+        return [self.number, known, one._counted().get(kind, 0), one._base(kind), copies]
 
-    def agree(self, told: np.ndarray) -> np.ndarray:
+    def _agree(self, told: np.ndarray) -> np.ndarray:
         """Process all members' values, a row for each, and return the number of each member's object."""
-        numbers, counts, bases, _ = told.T
-        if (told[:, 1:] != told[0, 1:]).any() or (numbers < bases).any():
-            self._number = int(counts.max())
-            self._process_set._skip_to({self._kind: self._number + 1})
-            numbers = np.full_like(numbers, self._number)
-        # renamed() sets the name first: another thread uses the name as soon as is_due() is False.
-        self.renamed(_prefix(self._process_set, self._kind, self._number))
+        numbers, known, counts, _, _ = told.T
+        were_agreed = known == _AGREED
+        # The numbers in a process set begin again when the set is added again.
+        is_kept = were_agreed.all() and self._process_set is global_process_set
+        if were_agreed.any() and not is_kept and not (were_agreed.all() and (numbers == numbers[0]).all()):
+            raise RuntimeError(
+                f"{self._call}: the ranks use different objects after init(). Their numbers were {numbers.tolist()} "
+                "before. Use the objects in the same order on all workers, or create new objects."
+            )
+        if not is_kept and ((told[:, 2:] != told[0, 2:]).any() or (known != _COUNTED).any()):
+            self.number = int(counts.max())
+            self._process_set._skip_to({self._kind: self.number + 1})
+            numbers = np.full_like(numbers, self.number)
+        self.renamed(self.number)
         return numbers
 
-    def renamed(self, name: str) -> None:
-        """Adopt a name on which all members have agreed."""
-        self.shown = name
+    def renamed(self, number: int) -> None:
+        """Adopt a number on which all members have agreed."""
+        self.number = number
+        # The name comes first: another thread uses the name as soon as is_due() is False.
+        self.shown = _prefix(self._process_set, self._kind, number)
         self._made_in = self._met_in = _present(self._process_set)
 
+
+# What is known about an object's number.
+_UNKNOWN = 0  # members may have counted differently before
+_COUNTED = 1  # the object was created in this init(), and the members have counted equally since `_base`
+_AGREED = 2  # the members have agreed on it in an earlier init() of the same ranks
 
 _locks: weakref.WeakKeyDictionary[ProcessSet, dict[str, threading.Lock]] = weakref.WeakKeyDictionary()
 

@@ -193,9 +193,9 @@ class _Mean:
         vars(self).update(state)
         self._first_use = _first_use(self.process_set, is_copy=True)
 
-    def rename(self, scope: str) -> None:
-        """Change the scope of all operations; the new scope must be the same on all workers."""
-        self._first_use.renamed(scope)
+    def renumber(self, number: int) -> None:
+        """Change the number in the names of all operations; the new number must be the same on all workers."""
+        self._first_use.renamed(number)
 
     def replace(self, index: Any, gradient: Any) -> None:
         """Replace the gradient of an index, or the gradients of a list of indices."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 import weakref
 from typing import Any, Callable, Iterator
 
@@ -191,13 +192,19 @@ def _meet(trainer: gluon.Trainer) -> None:
         record.first_use = _first_use(trainer, is_copy=True)
     missing = next((number for number, one in enumerate(params) if one._data is None), len(params))
     held = agreement.digest([f"{parameter.shape} {arrays.dtype_name(parameter.dtype)}" for parameter in params])
-    with record.first_use.lock(), operation.waiting(process_set, f"{_CALL} with {len(params)} parameters") as turn:
-        met = turn.meet(_CALL, [len(params), missing, held, *record.order, *record.first_use.told()])
-        numbers = record.first_use.agree(met[:, 7:])
-    _check_numbers(process_set, numbers, met[:, 0])
+    told = [len(params), missing, held, *record.order, not deadlock_check.has_no_other_thread(threading.main_thread())]
+    numbers, met = record.first_use.meet_in(
+        lambda: operation.waiting(process_set, f"{_CALL} with {len(params)} parameters"), told
+    )
     name = record.first_use.shown
+    if _are_in_threads(process_set, met[:, -1]) and agreement.first_that_differs(numbers[:, np.newaxis]) is not None:
+        # On each worker a thread has come first here. Each Trainer has the number of its creation, so it can meet its
+        # own counterparts.
+        met = operation.exchange(process_set, f"{name}/first step", _CALL, _CALL, told)
+    else:
+        _check_numbers(process_set, numbers, met[:, 0])
     first, holds = met[:, 1:3].T
-    if orders_differ(met[:, 3:7]):
+    if orders_differ(met[:, 3:-1]):
         raise RuntimeError(
             f"{NUMBERED_DIFFERENTLY} Rank {process.rank()} begins with {', '.join(one.name for one in params[:3])}."
         )
@@ -215,6 +222,20 @@ def _meet(trainer: gluon.Trainer) -> None:
             f"{_SAME_ORDER[0].lower()}{_SAME_ORDER[1:]}"
         )
     record.has_met, record.scope, record.kept = True, record.scope or name, KeptNames(process_set, name)
+
+
+def _are_in_threads(process_set: ProcessSet, flags: np.ndarray) -> bool:
+    """Whether several threads of a worker may have taken first steps, in this first step or in an earlier one.
+
+    `flags`: whether each worker's script has several threads now. The result is the same on all workers.
+    """
+    here = process.generation, process_set.process_set_id
+    if flags.any():
+        _with_threads.add(here)
+    return here in _with_threads
+
+
+_with_threads: set[tuple[int, int | None]] = set()  # the process sets of each init()
 
 
 def _first_use(trainer: gluon.Trainer, is_copy: bool = False) -> FirstUse:

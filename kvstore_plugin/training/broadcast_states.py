@@ -298,9 +298,10 @@ class _Exchange:
         held = [self._trainer._optimizer, *(updater.optimizer for updater in self._trainer._updaters)]
         wrappers = [one for one in held if isinstance(one, DistributedOptimizer)]
         if wrappers:
-            scope = operation_names.FirstUse(self._share.process_set, "optimizer", "broadcast_states()").name()
+            first_use = operation_names.FirstUse(self._share.process_set, "optimizer", "broadcast_states()")
+            first_use.meet()
             for wrapper in wrappers:
-                wrapper._mean.rename(scope)
+                wrapper._mean.renumber(first_use.number)
 
     def _keep_numbers(self, described: dict[str, Any]) -> None:
         vars(self._trainer).update(described["trainer"])

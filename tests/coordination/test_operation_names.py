@@ -6,6 +6,8 @@ import contextlib
 import copy
 import gc
 import pickle
+import signal
+import time
 
 import kvstore_plugin as mykv
 import numpy as np
@@ -13,12 +15,12 @@ import pytest
 from harness.support import array, dense_network, mx
 from kvstore_plugin.coordination import deadlock_check
 from kvstore_plugin.world import process
-from mxnet import autograd
+from mxnet import autograd, gluon
 
 
 def _use_optimizer(optimizer, rank):
-    weight, gradient = array(np.ones(2, "float32")), array(np.full(2, rank + 1, "float32"))
-    optimizer.update(0, weight, gradient, None)
+    weight, gradient = mx.nd.ones(2), mx.nd.full(2, rank + 1)
+    optimizer.update([0], [weight], [gradient], [None])
     np.testing.assert_allclose(weight.asnumpy(), 1 - 0.1 * 1.5, rtol=1e-5)
 
 
@@ -112,14 +114,84 @@ def test_copies_that_ranks_make_at_different_times(kind, duplicate, rank):
         use(one, rank)
 
 
+def _use_in_other_orders(optimizers, rank):
+    weights = [mx.nd.zeros(1), mx.nd.zeros(1)]
+    for number in (0, 1) if rank == 0 else (1, 0):
+        optimizers[number].update([0], [weights[number]], [mx.nd.full(1, 10.0**number)], [None])
+    np.testing.assert_allclose([one.asnumpy()[0] for one in weights], [-0.1, -1], rtol=1e-5)
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("make_all", [lambda: [_optimizer(), _optimizer()], lambda: _twins(_optimizer())])
 def test_objects_that_all_ranks_make_may_be_used_in_any_order(make_all, rank):
-    optimizers = make_all()
-    weights = [array(np.zeros(1, "float32")) for _ in range(2)]
-    for number in (0, 1) if rank == 0 else (1, 0):
-        optimizers[number].update(0, weights[number], array(np.full(1, 10.0**number, "float32")), None)
-    np.testing.assert_allclose([one.asnumpy()[0] for one in weights], [-0.1, -1], rtol=1e-5)
+    _use_in_other_orders(make_all(), rank)
+
+
+@pytest.mark.ranks(2)
+def test_objects_of_an_earlier_init_may_be_used_in_any_order(rank):
+    mykv.init()
+    optimizers = [_optimizer(), _optimizer()]
+    for optimizer in optimizers:
+        _use_optimizer(optimizer, rank)
+    for _ in range(2):
+        mykv.shutdown()
+        mykv.init()
+        _use_in_other_orders([*optimizers], rank)
+        _use_in_other_orders([_optimizer(), _optimizer()], rank)
+
+
+@pytest.mark.ranks(3)
+def test_objects_of_a_process_set_are_used_in_the_same_order_after_init(rank):
+    mykv.init()
+    members = mykv.add_process_set([0, 1])
+    optimizers = [_optimizer(process_set=members), _optimizer(process_set=members)] if rank < 2 else []
+    for optimizer in optimizers:
+        _use_optimizer(optimizer, rank)
+    mykv.shutdown()
+    mykv.init()
+    mykv.add_process_set(members)
+    for optimizer in optimizers if rank == 0 else optimizers[::-1]:
+        with pytest.raises(RuntimeError, match=r"the ranks use different objects after init\(\)"):
+            _use_optimizer(optimizer, rank)
+    for optimizer in optimizers:
+        _use_optimizer(optimizer, rank)
+    mykv.remove_process_set(members)
+
+
+def _stock_trainer():
+    net = dense_network(0)
+    return gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore="mykv"), net
+
+
+def _use_stock_trainer(made, rank):
+    trainer, net = made
+    with autograd.record():
+        loss = (net(array(np.full((2, 6), rank, "float32"))) ** 2).sum()
+    loss.backward()
+    trainer.step(4)
+    mx.nd.waitall()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("make", "use"), [(_optimizer, _use_optimizer), (_stock_trainer, _use_stock_trainer)], ids=["optimizer", "Trainer"]
+)
+def test_an_interrupted_first_use_continues(make, use, rank):
+    made = make()
+
+    def interrupt(*_):
+        raise InterruptedError("by a signal handler")
+
+    if rank == 0:
+        time.sleep(1)
+    else:
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(InterruptedError):
+            use(made, rank)
+        signal.signal(signal.SIGALRM, before)
+    for _ in range(2):
+        use(made, rank)
 
 
 @pytest.mark.ranks(2)
