@@ -156,7 +156,7 @@ class FirstUse:
             return self._exchange(lambda: operation.Turn(one, name, self._call), more)[1] if self.is_due() else None
 
     def meet_in(self, begin: Callable[[], operation.Turn], more: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """Like `meet`, also if the members have agreed, and in a turn that `begin` returns.
+        """Like `meet`, even if the members have agreed, and in a turn that `begin` returns.
 
         Returns
         -------
