@@ -15,6 +15,7 @@ from .report import (
     another_machine,
     folded,
     quartiles,
+    setting,
     slower,
     spread_cells,
     targets_section,
@@ -267,7 +268,7 @@ def write(results: Results, page: Path = PAGE) -> None:
         "## All figures",
         f"[The times of all cases]({folder.name}/{TIMES}), with their settings, are a table of comma-separated values.",
         folded("How it was measured", _METHOD),
-        folded("Machine and versions", _setting(results)),
+        folded("Machine and versions", setting(results, f"{results.about['rounds']} rounds")),
         targets_section([(line.work, line.target, parts, line.bound) for line, parts in judged], figures=False),
         folded("What failed", _failures(results)),
     ]
@@ -358,16 +359,6 @@ def _agreement(results: Results) -> str:
         numbers = [f"{cells[0].median:.0f}", f"{cells[1].median:.0f}", *(milliseconds(cell) for cell in cells[2:])]
         rows.append(f"| {hosts} | " + " | ".join(numbers) + " |")
     return text + "\n\n" + "\n".join(rows) if len(rows) > 2 else "Not measured."
-
-
-def _setting(results: Results) -> str:
-    facts = results.about
-    rows = [f"- {name}: {value}" for name, value in facts["machine"].items()]
-    for owner, versions in facts["versions"].items():
-        listed = ", ".join(f"{name} {value}" for name, value in versions.items() if owner == "ours" or name != "mykv")
-        rows.append(f"- versions, {owner}: {listed}")
-    rows.append(f"- commit {facts['commit']}; {facts['rounds']} rounds")
-    return "\n".join(rows)
 
 
 def _times(results: Results) -> list[list[str]]:

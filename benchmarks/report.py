@@ -96,7 +96,7 @@ def write(results: Results, page: Path = PAGE) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     drawn = plots.draw(results, folder)
     judged = {line.key: line.parts(results) for line in LINES}
-    written = notes()
+    written, about = notes(), results.about
     first = [one for one in drawn if one[1] in plots.FIRST]
     others = [one for one in drawn if one[1] not in plots.FIRST]
     sections = [
@@ -110,7 +110,7 @@ def write(results: Results, page: Path = PAGE) -> None:
         "## All figures",
         f"[The times of all cases]({folder.name}/{TIMES}), with their settings, are a table of comma-separated values.",
         folded("How it was measured", _METHOD),
-        folded("Machine and versions", _setting(results)),
+        folded("Machine and versions", setting(results, f"{about['rounds']} rounds in {about['minutes']:.1f} minutes")),
         targets_section([(line.work, line.target, judged[line.key], written.get(line.key, "")) for line in LINES]),
         folded("Commands", _commands()),
         folded("What failed", _failures(results)),
@@ -287,13 +287,14 @@ def targets_section(judged: list[tuple[str, str, list[Part], str]], figures: boo
     return folded(f"Targets: {reached} of {len(judged)} reached, {len(missed)} missed", text)
 
 
-def _setting(results: Results) -> str:
+def setting(results: Results, rounds: str) -> str:
+    """Machine, versions and commit of a measurement; `rounds`: how often it was measured."""
     about = results.about
     rows = [f"- {name}: {value}" for name, value in about["machine"].items()]
     for owner, versions in about["versions"].items():
         listed = ", ".join(f"{name} {value}" for name, value in versions.items() if owner == "ours" or name != "mykv")
         rows.append(f"- versions, {owner}: {listed}")
-    rows.append(f"- commit {about['commit']}; {about['rounds']} rounds in {about['minutes']:.1f} minutes")
+    rows.append(f"- commit {about['commit']}; {rounds}")
     return "\n".join(rows)
 
 

@@ -94,6 +94,16 @@ def _goes_on(gather, training, step=None):
         assert len({str(state) for state in gather(training.state())}) == 1
 
 
+def _goes_on_after_broadcast_states(gather, training, match):
+    """Each step fails with an error that matches, until all workers have equal states."""
+    for _ in range(2):
+        with pytest.raises(MXNetError, match=match):
+            training.step()
+        clear_errors()
+    mykv.broadcast_states(training.trainer)
+    _goes_on(gather, training)
+
+
 @pytest.mark.ranks(3, long=(2,))
 @_every_kind
 @pytest.mark.parametrize("first", [True, False], ids=["first step", "later"])
@@ -207,12 +217,7 @@ def test_an_update_that_fails_on_one_worker_is_an_error_on_all_until_states_are_
             training.step()
     optimizer.fails = False
     clear_errors()
-    for _ in range(2):
-        with pytest.raises(MXNetError, match="a failed update.*broadcast_states"):
-            training.step()
-        clear_errors()
-    mykv.broadcast_states(training.trainer)
-    _goes_on(gather, training)
+    _goes_on_after_broadcast_states(gather, training, "a failed update.*broadcast_states")
 
 
 class _Failing(mx.optimizer.SGD):
@@ -510,11 +515,7 @@ def test_states_that_one_stock_trainer_has_loaded_before_the_first_step(rank, ga
     training = _Training("stock", rank)
     if rank == 1:
         training.trainer.load_states(str(tmp_path / f"states{rank}"))
-    with pytest.raises(MXNetError, match="load_states.*broadcast_states"):
-        training.step()
-    clear_errors()
-    mykv.broadcast_states(training.trainer)
-    _goes_on(gather, training)
+    _goes_on_after_broadcast_states(gather, training, "load_states.*broadcast_states")
 
 
 @pytest.mark.ranks(2)
@@ -573,14 +574,12 @@ def test_all_workers_load_values_of_their_own(rank, gather, kind, what, equal, t
     else:
         for parameter in training.net.collect_params().values():
             parameter.set_data(array(np.full(parameter.shape, 1.0 + (0 if equal else rank), "float32")))
-    if not equal:
-        differs = "states of the optimizer" if what == "states" else "values on rank 1 than on rank 0"
-        for _ in range(2):
-            with pytest.raises(MXNetError, match=f"has other {differs}.*Load the same files.*broadcast_states"):
-                training.step()
-            clear_errors()
-        mykv.broadcast_states(training.trainer)
-    _goes_on(gather, training)
+    if equal:
+        _goes_on(gather, training)
+        return
+    differs = "states of the optimizer" if what == "states" else "values on rank 1 than on rank 0"
+    match = f"has other {differs}.*Load the same files.*broadcast_states"
+    _goes_on_after_broadcast_states(gather, training, match)
 
 
 @pytest.mark.ranks(2)
@@ -593,11 +592,7 @@ def test_a_worker_that_loads_states_and_another_that_loads_parameters(rank, gath
     else:
         dense_network(seed=7).save_parameters(str(tmp_path / "other"))
         training.net.load_parameters(str(tmp_path / "other"))
-    with pytest.raises(MXNetError, match="has other values on rank 1 than on rank 0"):
-        training.step()
-    clear_errors()
-    mykv.broadcast_states(training.trainer)
-    _goes_on(gather, training)
+    _goes_on_after_broadcast_states(gather, training, "has other values on rank 1 than on rank 0")
 
 
 @pytest.mark.ranks(2)
