@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 from typing import Any, Callable
 
@@ -26,7 +27,7 @@ _Call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
 # With the context, the callback for the start (only in MXNet 2.0), that for the end, and a number.
 _Function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (3 if MAJOR == 1 else 4))
 
-_waiting: dict[int, Callable[[], None]] = {}
+_waiting: dict[int, Callable[[Callable[[], None]], None]] = {}
 _numbers = itertools.count(1)
 
 
@@ -36,34 +37,64 @@ def push(array: NDArray, function: Callable[[], None]) -> None:
     Operations pushed later run after the function. It is called even if the array carries an error, which stays in the
     array. It must neither raise an error nor wait.
     """
+
+    def run(end: Callable[[], None]) -> None:
+        try:
+            function()
+        finally:
+            end()
+
+    _push(array, run)
+
+
+def follow(array: NDArray, earlier: NDArray) -> None:
+    """Make operations that are pushed later on `array` run after all pushed operations on `earlier`.
+
+    Two marks, of which that on `array` ends when both have begun: one operation on both arrays would carry an error of
+    one array into the other.
+    """
+    begun = itertools.count()
+    ends: list[Callable[[], None]] = []
+
+    def run_earlier(end: Callable[[], None]) -> None:
+        end()
+        if next(begun):
+            ends[0]()
+
+    def run(end: Callable[[], None]) -> None:
+        ends.append(end)
+        if next(begun):
+            end()
+
+    _push(earlier, run_earlier)  # first, since NaiveEngine waits for the end of each operation that is pushed
+    _push(array, run)
+
+
+def _push(array: NDArray, run: Callable[[Callable[[], None]], None]) -> None:
+    """Push an operation that writes the array: `run` is called with the function that ends the operation."""
     number = next(_numbers)
-    _waiting[number] = function
-    try:
-        _push(array, number)
-    except BaseException:
-        _waiting.pop(number, None)
-        raise
-
-
-def _push(array: NDArray, number: int) -> None:
+    _waiting[number] = run
     handle, context, kind = ctypes.byref(array.handle), ctypes.byref(_CPU), ctypes.byref(_ASYNC)
     name, always = b"mykv mark", ctypes.c_bool(True)
     told = (context, None, 0, handle, 1, kind, 0, name, always)
-    mx.base.check_call(mx.base._LIB.MXEnginePushAsyncND(_run, ctypes.c_void_p(number), None, *told))
+    try:
+        mx.base.check_call(mx.base._LIB.MXEnginePushAsyncND(_run, ctypes.c_void_p(number), None, *told))
+    except BaseException:
+        _waiting.pop(number, None)
+        raise
 
 
 @_Function
 def _run(*told: Any) -> None:
     *callbacks, number = told[1:]
     if MAJOR == 2:
-        _report(callbacks[0])
-    try:
-        _waiting.pop(number)()
-    finally:
-        _report(callbacks[-1])
+        _reports(callbacks[0])()
+    _waiting.pop(number)(_reports(callbacks[-1]))
 
 
-def _report(callback: int) -> None:
+def _reports(callback: int) -> Callable[[], None]:
+    """The function that calls a callback of the engine. The callback's own structure is there only until _run ends."""
     told = _EngineCallback.from_address(callback)
-    if told.call:
-        _Call(told.call)(told.engine, told.parameter, None)
+    if not told.call:
+        return lambda: None
+    return functools.partial(_Call(told.call), told.engine, told.parameter, None)
