@@ -4,33 +4,36 @@ All workers call a layer equally often between two steps of a trainer that train
 the step and the call's number in that step. After a step all workers count from 0 again: a call that one worker has
 left out, because it could not read a batch for example, spoils no later step.
 
-No worker knows how many calls the others make. So after a step a worker notes the names that it will not use: that of
-the call after its last call, and, if the step has failed, those of backward passes that it has not begun. A thread
-looks once a second whether other workers wait under such a name. Only then the worker refuses the operation, which
-gives the others an error.
+No worker knows how many calls the others make. So a worker notes its steps in which it may have made fewer. Their
+names that it will not use are that of the call after its last call, and, if the step has failed, those of backward
+passes that it has not begun. A thread looks once a second whether other workers wait under such a name. Only then the
+worker refuses the operation, which gives the others an error.
 
 An operator takes its number when it runs, since MXNet runs no Python code in the call of a static graph (static_alloc).
 The program may then be some steps ahead. So a step ends for a layer not in step(), but in the order of MXNet's engine:
-at a mark behind the operators that step() has found.
+at a mark behind the operators that step() has found. The operators of a layer must run in the order of the calls, as
+they do if each writes the running means. Where the engine does not know this, marks on the means keep the order:
+between arrays, since initialize(force_reinit=True) creates a new one, and after graphs with static_shape
+(batch_norm_graphs.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import threading
+import uuid
 import weakref
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Sequence
 
 from ..compat import engine_marks, forks
-from ..compat.mxnet import MXNetError, autograd
+from ..compat.mxnet import MXNetError, NDArray, autograd
 from ..coordination import circular_wait, operation_names
-from ..world import process
 from ..world.process_set import ProcessSet
 
 _FORGET_EVERY = 128  # calls of a layer; then the core drops the counts of its names, which are used only once
-_MOST_ABSENT = 64  # noted names of a layer; older ones are dropped
+_MOST_SHORT = 64  # noted steps of a layer; older ones are dropped
 
 
 class Number(NamedTuple):
@@ -43,13 +46,14 @@ class Number(NamedTuple):
         return f"{self.step}.{self.call}"
 
 
-class _Absent(NamedTuple):
-    """A name under which this worker will start no operation."""
+@dataclass
+class _Short:
+    """A step of the program in which this worker may have made fewer calls than others."""
 
-    kind: str
-    number: Number
+    step: int
+    calls: int  # calls that this worker has made, or refused
+    backward: set[int]  # calls whose backward passes this worker has neither begun nor refused, if the step has failed
     reason: str
-    is_certain: bool = False  # whether the step has failed on this worker
 
 
 class _Step(NamedTuple):
@@ -75,10 +79,12 @@ class Calls:
 
     def __init__(self, layer: Any, process_set: ProcessSet, first_use: operation_names.FirstUse) -> None:
         self.process_set = process_set
-        self.key = f"sync_batch_norm_{next(_made)}"  # unique in this process
-        self.layer = weakref.ref(layer)
+        self.key = uuid.uuid4().hex  # in graphs; they may be exported, and imported in another process
+        # The layer's own dict. Not the layer: its graph may outlive it, until a garbage collection on each worker.
+        self.parameters: dict[str, Any] = layer._reg_params
+        self._means: NDArray | None = None  # the running means of the last call
         self._first_use = first_use
-        self._lock = threading.Lock()  # held while _next changes
+        self._lock = threading.Lock()  # held while _next, _short or _refused change
         self._taken = 0
         self._era = 0  # the number of resets
         self.reset()
@@ -92,12 +98,8 @@ class Calls:
         self._next = Number(0, 0)  # the number of the next operator that runs
         self._most = 0  # calls in one step
         self._running = 0  # the step of the last operator that has run
-        self._absent: list[_Absent] = []
+        self._short: list[_Short] = []
         self._refused: list[Number] = []  # calls whose backward passes were refused
-
-    def next_number(self) -> Number:
-        """The number of the next operator that runs."""
-        return self._next
 
     def note(self) -> None:
         """Register a call, before its operator runs."""
@@ -106,8 +108,20 @@ class Calls:
         else:
             self._in_evaluation += autograd.is_recording()
 
+    def follow(self, means: NDArray) -> None:
+        """Make the operators of later calls, with this array of running means, run after those of all earlier calls."""
+        last, self._means = self._means, means
+        if last is not None and last is not means:
+            forks.wait_before_forks()  # a mark needs the GIL
+            engine_marks.follow(means, last)
+
+    def separate(self) -> None:
+        """Make the operators of later calls run after those of a graph whose writes the engine does not know."""
+        forks.wait_before_forks()
+        engine_marks.push(self._means, lambda: None)
+
     def take(self) -> Number:
-        """Take the number of a call, in its operator. The operators of a layer run one after another."""
+        """Take the number of a call, in its operator. The operators of a layer run in the order of the calls."""
         scope = self.scope()
         with self._lock:
             number = self._next
@@ -133,25 +147,20 @@ class Calls:
 
     def runs_backward(self, number: Number) -> None:
         """Register that a backward pass begins, perhaps after a step that has failed without it."""
-        for one in self._absent[:] if self._absent else ():
-            if one.kind == "backward" and one.number == number:
-                self._drop(one)
-        if number in self._refused:
+        with self._lock:
+            for one in self._short:
+                if one.step == number.step:
+                    one.backward.discard(number.call)
+            is_refused = number in self._refused
+        if is_refused:
             raise MXNetError(f"{self._name('backward', number)} was refused in this rank's failed step.")
 
     def has_run(self) -> None:
         """Register that all workers have made the forward pass that has begun here: none waits in an earlier step."""
-        for one in self._absent[:] if self._absent else ():
-            if one.number.step < self._running:
-                self._drop(one)
-        if self._refused:
-            self._refused = [one for one in self._refused if one.step >= self._running - 1]
-
-    def will_not_make(self, kind: str, number: Number, reason: str, is_certain: bool = False) -> None:
-        """Note that this worker will never start this operation. Other workers get the reason if they wait for it."""
-        self._absent.append(_Absent(kind, number, reason, is_certain))
-        if len(self._absent) > _MOST_ABSENT:
-            del self._absent[0]
+        if self._short or self._refused:
+            with self._lock:
+                self._short = [one for one in self._short if one.step >= self._running]
+                self._refused = [one for one in self._refused if one.step >= self._running - 1]
 
     def end_step(self, refusal: str) -> None:
         """Register a step of the program. The calls of the next step begin when the operators of this step have run."""
@@ -159,38 +168,33 @@ class Calls:
             self._steps, self._in_evaluation, refusal, self._is_stale(), self._first_use.is_due(), self._era
         )  # fmt: skip
         self._steps, self._in_evaluation = self._steps + 1, 0
-        layer = self.layer()
-        if layer is None or not layer.running_mean._data:  # then no operator can have run
+        if self.parameters["running_mean"]._data:
+            self.follow(self.parameters["running_mean"]._data[0])
+        if self._means is None:  # then no operator can have run
             self._end(step)
         else:
-            forks.wait_before_forks()  # the mark needs the GIL
-            # In a graph with static_shape the engine takes the operator for a mere reader of the statistics.
-            engine_marks.push(layer.running_mean._data[0], functools.partial(self._end, step))
+            forks.wait_before_forks()
+            engine_marks.push(self._means, functools.partial(self._end, step))
 
     def _end(self, step: _Step) -> None:
         with self._lock:
             if step.era != self._era:
                 return
-            missing, self._next = Number(step.number, self._next.call), Number(step.number + 1, 0)
-        is_less, self._most = missing.call < self._most, max(missing.call, self._most)
-        if not (is_less or step.is_before_use or step.in_evaluation or step.refusal):
-            return
-        reason = self._told(missing, step)
-        self.will_not_make("forward", missing, reason, bool(step.refusal))
-        for call in range(missing.call) if step.refusal and step.is_stale else ():
-            self.will_not_make("backward", Number(missing.step, call), reason, True)
+            made, self._next = self._next.call, Number(step.number + 1, 0)
+            is_less, self._most = made < self._most, max(made, self._most)
+            if is_less or step.is_before_use or step.in_evaluation or step.refusal:
+                backward = set(range(made)) if step.refusal and step.is_stale else set()
+                self._short.append(_Short(step.number, made, backward, self._told(made, step)))
+                del self._short[:-_MOST_SHORT]
 
     def _is_stale(self) -> bool:
         """Whether the program has called no backward pass of the layer since the last step, as its gradients tell."""
-        layer = self.layer()
-        if layer is None:
-            return False
-        weights = [one._data for one in (layer.gamma, layer.beta) if one.grad_req != "null" and one._data]
+        weights = [one._data for one in self.parameters.values() if one.grad_req != "null" and one._data]
         return bool(weights) and not any(one[0]._fresh_grad for one in weights)
 
-    def _told(self, missing: Number, step: _Step) -> str:
-        """The reason for a missing forward pass."""
-        shown, made = self._first_use.shown, missing.call
+    def _told(self, made: int, step: _Step) -> str:
+        """The reason for a missing forward pass, after the calls that were made."""
+        shown = self._first_use.shown
         if step.refusal:
             return f"that rank's step failed after {made} calls of {shown} in training: {step.refusal}"
         if step.in_evaluation and not made:
@@ -198,33 +202,34 @@ class Calls:
             return f"{shown} was called on that rank in {mode}"
         return f"that rank took its step after {made} calls of {shown} in training"
 
-    def look(self, is_leaving: bool = False) -> None:
-        """Refuse operations in which other workers wait for this worker, which will not start them.
-
-        `is_leaving`: refuse operations of failed steps even if no worker waits yet.
-        """
-        absent = self._absent[:]
-        if not absent or self._first_use.is_due():  # before the first use, the name may be that of another layer
+    def look(self) -> None:
+        """Refuse operations in which other workers wait for this worker, which will not start them."""
+        if not self._short or self._first_use.is_due():  # before the first use, the name may be that of another layer
             return
+        with self._lock:
+            noted = [(one, "forward", one.calls) for one in self._short]
+            noted += [(one, "backward", call) for one in self._short for call in one.backward]
         core = self.process_set._core
-        come = core.waiting_for_this([self._name(one.kind, one.number) for one in absent])
-        for one, ranks in zip(absent, come):
-            if ranks or (is_leaving and one.is_certain):
-                self._drop(one)
-                if one.kind == "backward":
-                    self._refused.append(one.number)
-                core.refuse(self._name(one.kind, one.number), one.reason)
-                if one.kind == "forward":
-                    following = Number(one.number.step, one.number.call + 1)
-                    self.will_not_make(one.kind, following, one.reason)
+        names = [self._name(kind, Number(one.step, call)) for one, kind, call in noted]
+        for name, ranks, (one, kind, call) in zip(names, core.waiting_for_this(names), noted):
+            if ranks and self._refuses(one, kind, call):
+                core.refuse(name, one.reason)
+
+    def _refuses(self, one: _Short, kind: str, call: int) -> bool:
+        """Register that an operation is refused; False if this is a backward pass that has begun meanwhile."""
+        with self._lock:
+            if kind == "forward":
+                one.calls += 1  # another worker may make more calls
+            elif call in one.backward:
+                one.backward.remove(call)
+                self._refused.append(Number(one.step, call))
+            else:
+                return False
+        return True
 
     def is_of(self, trained: set[int], workers: ProcessSet) -> bool:
         """Whether a trainer with these parameters and workers trains the layer on all workers of the layer."""
-        layer = self.layer()
-        if layer is None:
-            return False
-        own = (layer.gamma, layer.beta, layer.running_mean, layer.running_var)
-        if not any(id(one) in trained for one in own):
+        if not any(id(one) in trained for one in self.parameters.values()):
             return False
         ranks = self.process_set.ranks
         return self.process_set is workers or (ranks is not None and set(ranks) <= set(workers.ranks or ()))
@@ -232,13 +237,8 @@ class Calls:
     def _name(self, kind: str, number: Number) -> str:
         return f"{self._first_use.shown}/{kind}/{number}"
 
-    def _drop(self, one: _Absent) -> None:
-        with contextlib.suppress(ValueError):  # another thread has dropped it
-            self._absent.remove(one)
-
 
 of_key: weakref.WeakValueDictionary[str, Calls] = weakref.WeakValueDictionary()
-_made = itertools.count()
 
 
 def end_step(params: Sequence[Any], process_set: ProcessSet, refusal: str = "") -> None:
@@ -267,16 +267,10 @@ def begin_again() -> None:
         calls.reset()
 
 
-def _look(is_leaving: bool = False) -> None:
+def _look() -> None:
     for calls in list(of_key.values()):
         with contextlib.suppress(RuntimeError, ValueError):  # the core was shut down, or the process set was removed
-            calls.look(is_leaving)
+            calls.look()
 
 
-class _Leaving(process.Follower):
-    def leaving(self) -> None:
-        _look(is_leaving=True)
-
-
-process.follow(_Leaving())
 circular_wait.looks.append(_look)

@@ -29,7 +29,7 @@ from ..coordination import operation_names
 from ..world import process
 from ..world import process_set as process_sets
 from ..world.process_set import ProcessSet, global_process_set
-from . import batch_norm_calls, batch_norm_math
+from . import batch_norm_calls, batch_norm_graphs, batch_norm_math
 from .plain_copies import plain
 
 _LAYER, _FORWARD, _BACKWARD = "mykv_sync_batch_norm", "mykv_sync_batch_norm_forward", "mykv_sync_batch_norm_backward"
@@ -142,10 +142,13 @@ class SyncBatchNorm(BatchNorm):
             )
         options = {name: self._kwargs[name] for name in ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")}
         data, *others = inputs
+        if isinstance(data, NDArray):
+            self._calls.follow(self.running_mean._data[0])
         return plain(F, F.Custom(plain(F, data), *others, op_type=_LAYER, scope=self._calls.key, **options))
 
     def _begin(self, first_use: operation_names.FirstUse) -> None:
         self._calls = batch_norm_calls.Calls(self, self._process_set, first_use)
+        batch_norm_graphs.note_layer()
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in vars(self).items() if name != "_calls"}
@@ -176,7 +179,8 @@ class _Prop(mx.operator.CustomOpProp):
             "fix_gamma": fix_gamma,
             "use_global_stats": use_global_stats,
         }
-        self.calls = batch_norm_calls.of_key.get(scope)  # None in a network from an exported file, which only evaluates
+        self.calls = batch_norm_calls.of_key.get(scope)  # None if this process has imported the graph
+        batch_norm_graphs.note_layer()
         self.axis = int(axis)
         self.eps = float(eps)
         self.momentum = float(momentum)
@@ -268,7 +272,7 @@ class _BackwardProp(_Prop):
 
 
 class _Layer(mx.operator.CustomOp):
-    """One call of the layer, forward and backward; in a static graph several calls, one after another."""
+    """One call of the layer, forward and backward; in a static graph several, each before the next begins."""
 
     def __init__(self, prop: _LayerProp) -> None:
         super().__init__()
@@ -293,6 +297,8 @@ class _Layer(mx.operator.CustomOp):
                 axis=prop.axis,
             )
             return _assign(out_data[0], req[0], result)
+        if prop.calls is None:  # not in a Gluon block, which raises the error in the call
+            raise ValueError(batch_norm_graphs.ONLY_EVALUATES)
         self._number, self._backward_passes = prop.calls.take(), 0
         total = _added_up(prop.calls, "forward", self._number, batch_norm_math.sums(prop.seen(data)), data)
         output = out_data[0].as_nd_ndarray()

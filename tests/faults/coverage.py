@@ -214,6 +214,7 @@ PYTHON = {
     "kvstore_plugin/gradients/equal_batches.py": ["equal_batches"],
     "kvstore_plugin/integrations/separate_steps.py": ["separate_steps"],
     "kvstore_plugin/nn/batch_norm_calls.py": ["sync_batch_norm"],
+    "kvstore_plugin/nn/batch_norm_graphs.py": ["sync_batch_norm"],
     "kvstore_plugin/nn/batch_norm_math.py": ["sync_batch_norm"],
     "kvstore_plugin/nn/collective_blocks.py": ["collective_blocks"],
     "kvstore_plugin/nn/plain_copies.py": ["collective_blocks", "sync_batch_norm"],

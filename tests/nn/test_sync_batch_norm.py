@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import math
 import multiprocessing
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from harness.support import BFLOAT16, IS_2, MXNetError, array, clear_errors, fill, mx, parameters, structure
 from kvstore_plugin.compat import arrays
+from kvstore_plugin.nn import batch_norm_calls
 from kvstore_plugin.nn import batch_norm_math as moments
 from mxnet import autograd
 from mxnet.gluon import nn
@@ -382,7 +384,7 @@ class _Branches(nn.HybridBlock):
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("hybridize", [None, {}])
+@pytest.mark.parametrize("hybridize", [None, {}, {"static_alloc": True}])
 def test_a_layer_that_occurs_several_times(hybridize, rank, size):
     data, gradient = _batch(0, (5, 3, 4), "float64")
     whole, shared = _Branches(nn.BatchNorm(in_channels=3)), _Branches(mykv.SyncBatchNorm(in_channels=3))
@@ -397,6 +399,60 @@ def test_a_layer_that_occurs_several_times(hybridize, rank, size):
     for expected, actual in zip(results[:2], results[2:]):
         _close(actual[0], _part(expected[0], rank, size), 1e-6)
         _close(actual[1], _part(expected[1], rank, size), 1e-6)
+
+
+@pytest.mark.ranks(1)
+def test_a_layer_that_occurs_twice_in_a_graph_with_static_shape():
+    net = _Branches(mykv.SyncBatchNorm(in_channels=3))
+    net.initialize()
+    net.hybridize(static_alloc=True, static_shape=True)
+    data = array(np.ones((2, 3), "float32"))
+    net(data).wait_to_read()
+    with pytest.raises(ValueError, match="occurs twice in a graph with static_shape=True"), autograd.record():
+        net(data)
+
+
+def _late(data):
+    """The data, after some time in the engine."""
+    matrix = mx.nd.ones((600, 600)) / 600
+    result = matrix
+    for _ in range(30):
+        result = mx.nd.dot(result, matrix)
+    result = data.as_nd_ndarray() + 0 * result[0, 0]
+    return result.as_np_ndarray() if IS_2 else result
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("hybridize", _MODES)
+@pytest.mark.parametrize("between", ["nothing", "evaluation", "another mode", "backward", "new arrays", "step"])
+def test_calls_run_in_the_programs_order(between, hybridize, rank, size):
+    """Although the input of the first call is there last, on one worker."""
+    net, layer = _layer(3, "float32", hybridize, in_channels=3)
+    trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0})
+    batches = [_batch(number, (5, 3, 2), "float32") for number in (0, 1)]
+    for number in range(2):
+        results = []
+        for (data, gradient), is_first in zip(batches, (True, False)):
+            x = array(_part(data, rank, size))
+            x = _late(x) if is_first and number and rank == 0 else x
+            with autograd.record():
+                y = net(x)
+            results.append(y)
+            if is_first and between == "backward":
+                y.backward(array(_part(gradient, rank, size)))
+            elif is_first and between == "evaluation":
+                net(x)
+            elif is_first and between == "another mode" and hybridize is not None:
+                net.hybridize()
+            elif is_first and between in ("new arrays", "step"):
+                net.initialize(force_reinit=True)
+                if between == "step":
+                    trainer.step(1, ignore_stale_grad=True)
+        for y, (data, gradient) in zip(results, batches):
+            expected = _Expected(data, gradient, 1, np.ones(3), np.zeros(3))
+            _close(y.asnumpy(), _part(expected.output, rank, size), _TOLERANCE["float32"])
+        if between == "another mode" and hybridize is not None:
+            net.hybridize(**hybridize)
 
 
 @pytest.mark.ranks(2)
@@ -505,6 +561,49 @@ def test_copies_are_layers_of_their_own(rank, size):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("keeps", [False, True])
+def test_an_imported_network_only_evaluates(keeps, rank, size, tmp_path):
+    net, layer = _layer(3, "float32", {}, in_channels=3)
+    data = array(_batch(0, (6, 3, 2), "float32")[0])
+    with autograd.record():
+        net(data).wait_to_read()
+    expected = net(data).asnumpy()
+    net.export(str(tmp_path / "net"))
+    if not keeps:
+        del net, layer
+        gc.collect()
+    files = [str(next(tmp_path.glob(f"net-{pattern}"))) for pattern in ("symbol.json", "*.params")]
+    imported = mx.gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    np.testing.assert_array_equal(imported(data).asnumpy(), expected)
+    with pytest.raises(ValueError, match="has its own parameters for a SyncBatchNorm"), autograd.record():
+        imported(data)
+    np.testing.assert_array_equal(imported(data).asnumpy(), expected)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.skipif(IS_2, reason="MXNet 2.0 makes no symbols of blocks")
+def test_a_network_of_symbols_whose_layer_one_worker_has_freed(rank, gather):
+    base = nn.HybridSequential()
+    base.add(nn.Dense(3, in_units=2), mykv.SyncBatchNorm(in_channels=3))
+    base.initialize()
+    net = mx.gluon.SymbolBlock(base(mx.sym.var("data")), mx.sym.var("data"), params=base.collect_params())
+    gc.disable()
+    try:
+        del base
+        if rank == 1:
+            gc.collect()
+        trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0})
+        for step in range(3):
+            with autograd.record():
+                y = net(array(np.random.RandomState(2 * step + rank).rand(2, 2).astype("float32")))
+            y.backward()
+            trainer.step(2)
+            assert np.abs(np.sum(gather(y.asnumpy().sum(0)), axis=0)).max() < 1e-4
+    finally:
+        gc.enable()
+
+
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("hybridize", [None, {}])
 def test_workers_with_other_numbers_of_channels(hybridize, rank):
     net, _ = _layer(3, "float32", hybridize)
@@ -564,7 +663,7 @@ def test_a_worker_in_evaluation_mode_whose_gradient_is_stale_too(rank, gather, k
     for number in range(2):
         step(True)
         assert len(set(gather(layer.running_mean.data().asnumpy().tobytes()))) == 1
-        assert layer._calls.next_number() == (number + 3, 0)
+        assert layer._calls._next == (number + 3, 0)
 
 
 class _Skipping:
@@ -652,7 +751,7 @@ def test_a_batch_that_one_worker_skips_spoils_no_other_step(kind, place, how, ra
     for number in (0, 1, 3, 4, 5):
         expected.step(number)
     _assert_same_weights(skipping, expected, gather)
-    assert skipping.net[1]._calls.next_number() == (6, 0)
+    assert skipping.net[1]._calls._next == (6, 0)
 
 
 @pytest.mark.ranks(2)
@@ -689,6 +788,56 @@ def test_a_skipped_batch_among_several_of_a_step(kind, rank, gather):
 
 
 @pytest.mark.ranks(2)
+def test_a_skipped_batch_among_many_of_a_step(rank, gather):
+    """The other worker waits in all backward passes of the failed step."""
+    skipping, expected = (_Skipping("own", rank) for _ in range(2))
+
+    def step(run, number, skips=False):
+        calls = 70 - (skips and rank == 0)
+        with autograd.record():
+            loss = sum((run.net(run._batch(number + call)) ** 2).sum() for call in range(calls))
+        if calls == 70:
+            loss.backward()
+        run.trainer.step(140)
+        mx.nd.waitall()
+
+    step(skipping, 0)
+    with pytest.raises((UserWarning, MXNetError), match="rank 0 is stale"):
+        step(skipping, 100, skips=True)
+    clear_errors()
+    step(skipping, 200)
+    for number in (0, 200):
+        step(expected, number)
+    _assert_same_weights(skipping, expected, gather)
+
+
+@pytest.mark.ranks(1)
+def test_a_backward_pass_that_begins_while_another_worker_is_found_to_wait_for_it(monkeypatch):
+    run = _Skipping("own", 0)
+    run.step(0)
+    calls = run.net[1]._calls
+    refused = []
+
+    class Core:
+        def waiting_for_this(self, names):
+            calls.runs_backward(batch_norm_calls.Number(1, 0))
+            return [[1] for _ in names]
+
+        def refuse(self, name, reason):
+            refused.append(name)
+
+    with autograd.record():
+        run.net(run._batch(1))
+    with pytest.raises(UserWarning, match="is stale"):
+        run.trainer.step(2)
+    mx.nd.waitall()
+    monkeypatch.setattr(type(calls.process_set), "_core", Core())
+    calls.look()
+    monkeypatch.undo()
+    assert refused == [f"{calls.scope()}/forward/1.1"]
+
+
+@pytest.mark.ranks(2)
 def test_a_skipped_batch_in_the_first_step(rank, gather):
     """The workers agree on the layer's number in its first call, which rank 0 makes one step later."""
     skipping, expected = (_Skipping("own", rank) for _ in range(2))
@@ -699,7 +848,7 @@ def test_a_skipped_batch_in_the_first_step(rank, gather):
         skipping.step(number)
         expected.step(number)
     _assert_same_weights(skipping, expected, gather)
-    assert len(set(gather(tuple(skipping.net[1]._calls.next_number())))) == 1
+    assert len(set(gather(tuple(skipping.net[1]._calls._next)))) == 1
 
 
 @pytest.mark.ranks(2)
@@ -724,8 +873,8 @@ def test_steps_of_two_trainers_and_steps_that_fail_elsewhere_are_counted_alike(r
         run.net[1].running_mean.data().wait_to_read()
         if wrong != "update":
             clear_errors()
-        assert len(set(gather(tuple(run.net[1]._calls.next_number())))) == 1
-        assert run.net[1]._calls.next_number() == (number + 2, 0)
+        assert len(set(gather(tuple(run.net[1]._calls._next)))) == 1
+        assert run.net[1]._calls._next == (number + 2, 0)
     with contextlib.suppress(MXNetError):  # the update that rank 1 has left out
         run.step(8)
     clear_errors()
@@ -806,7 +955,7 @@ def test_a_worker_alone_that_records_in_evaluation_mode_where_no_worker_is_missi
     _set_grad_req(net, "write")
     for _ in range(2):
         train()
-    assert len(set(gather(tuple(layer._calls.next_number())))) == 1
+    assert len(set(gather(tuple(layer._calls._next)))) == 1
 
 
 @pytest.mark.ranks(2)
