@@ -184,7 +184,7 @@ class FirstUse:
             try:
                 if self._turn is not None and self._turn_in == _present(self._process_set):
                     return self._turn.resume()
-                self._turn_in = _present(self._process_set)
+                self._turn, self._turn_in = None, _present(self._process_set)
                 with begin() as self._turn:
                     return self._turn.meet(self._call, numbers)
             except MXNetError as error:
