@@ -10,8 +10,8 @@ the copy before the operator has run. The same holds for gradients. So the opera
 
 Calls are matched by the number of the layer and the number of the call (batch_norm_calls.py). The workers agree on the
 number of a layer when they first call it in training, since a single worker may copy or create networks. Forward passes
-of a layer run in the order in which they are called, since each writes the running statistics. Backward passes may run
-in any order, so each has the number of its forward pass.
+of a layer run in the order in which they are called: each writes the running statistics, or a mark in MXNet's engine
+separates them (batch_norm_graphs.py). Backward passes may run in any order, so each has the number of its forward pass.
 """
 
 from __future__ import annotations
