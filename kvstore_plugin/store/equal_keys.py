@@ -83,15 +83,15 @@ class EqualKeys:
         """
         with self._lock:
             while self.is_due():
-                if self._comparison is None:
-                    changes = self._changes
-                    terms = (self._process_set, name or self._name, call, limit, look)
-                    self._comparison = _Comparison(changes, held(), *terms)
                 one = self._comparison
                 try:
+                    if one is None:
+                        changes = self._changes
+                        terms = (self._process_set, name or self._name, call, limit, look)
+                        one = self._comparison = _Comparison(changes, held(), *terms)
                     self._end(one, one.run())
                 except BaseException as error:
-                    if not one.has_begun():
+                    if one is None or not one.has_begun():
                         self.refuse(f"{call}: {str(error) or type(error).__name__}", name)
                     elif not one.is_interrupted(error):
                         self._comparison = None

@@ -6,6 +6,7 @@ this key, so that the other ranks get an error instead of waiting.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from typing import Any, Callable, Iterator, Sequence
@@ -645,6 +646,8 @@ class MyKV(KVStoreBase):
         for name in names:
             self._refuse(name, reason, method)
         if self._updates_on(method) and not taken:
+            with contextlib.suppress(RuntimeError):  # states are lost: then no worker reaches the comparison
+                self._resume()
             self._keys.refuse(f"{method}(): {reason}")
 
     def _updates_on(self, method: str) -> bool:

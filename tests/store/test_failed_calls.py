@@ -206,6 +206,34 @@ def test_a_wrong_gradient_in_the_first_update_fails_on_all_at_once(rank):
 
 
 @pytest.mark.ranks(2)
+def test_a_wrong_gradient_in_the_first_update_after_a_new_init(rank):
+    store = mx.kv.create("mykv")
+    store.set_optimizer(_sgd())
+    store.init("a", _ones(0.0))
+    assert _pushed(store, "a", rank) == {-3.0}
+    mykv.shutdown()
+    mykv.init()
+    with pytest.raises(MXNetError, match="must be an NDArray"):
+        store.push("a", "no gradient" if rank == 1 else _ones())
+    assert _pushed(store, "a", rank) == {-6.0}
+
+
+@pytest.mark.ranks(2)
+def test_an_exception_before_a_comparison_refuses_it(store, rank, monkeypatch):
+    def described():
+        raise Interrupt
+
+    store.set_optimizer(_sgd())
+    store.init("a", _ones(0.0))
+    expected = pytest.raises(MXNetError, match="refused by rank 0: .*Interrupt") if rank else pytest.raises(Interrupt)
+    with monkeypatch.context() as patch, expected:
+        if rank == 0:
+            patch.setattr(store._values, "described", described)
+        store.push("a", _ones())
+    assert _pushed(store, "a", rank) == {-3.0}
+
+
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("differ, number", [(False, 0), (True, 0), (True, 1)])
 def test_an_interrupted_comparison_goes_on_in_the_next_update(rank, monkeypatch, differ, number):
     """An exception in the wait for exchange `number` of the comparison, whose second exchange shows what differs."""
