@@ -25,11 +25,12 @@ import threading
 import uuid
 import weakref
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 from ..compat import engine_marks, forks
 from ..compat.mxnet import MXNetError, NDArray, autograd
 from ..coordination import circular_wait, operation_names
+from ..world import process
 from ..world.process_set import ProcessSet
 
 _FORGET_EVERY = 128  # calls of a layer; then the core drops the counts of its names, which are used only once
@@ -104,7 +105,13 @@ class Calls:
     def note(self) -> None:
         """Register a call, before its operator runs."""
         if autograd.is_training():
-            self.scope()
+            try:
+                self.scope()
+            except Exception:
+                raise
+            except BaseException as error:  # MXNet calls this in a callback, and crashes if it gets such an exception
+                _interruptions.append(error)
+                raise RuntimeError(f"{type(error).__name__} has interrupted a forward pass.") from error
         else:
             self._in_evaluation += autograd.is_recording()
 
@@ -267,10 +274,30 @@ def begin_again() -> None:
         calls.reset()
 
 
+@contextlib.contextmanager
+def raising_interruption() -> Iterator[None]:
+    """For the call of an operator or graph: raise the exception, such as Ctrl-C, that has interrupted Calls.note()."""
+    try:
+        yield
+    except MXNetError:
+        if _interruptions:
+            raise _interruptions.pop() from None
+        raise
+
+
+_interruptions: list[BaseException] = []
+
+
 def _look() -> None:
     for calls in list(of_key.values()):
         with contextlib.suppress(RuntimeError, ValueError):  # the core was shut down, or the process set was removed
             calls.look()
 
 
+class _Joining(process.Follower):
+    def joined(self, core: Any) -> None:
+        begin_again()  # before this init() the workers may have taken different numbers of steps
+
+
+process.follow(_Joining())
 circular_wait.looks.append(_look)

@@ -87,7 +87,8 @@ def _cached_op(original: Any) -> Any:
                     raise ValueError(_OCCURS_TWICE)
             for use in own:
                 use.calls.follow(args[use.means])
-            result = super().__call__(*args, **kwargs)
+            with batch_norm_calls.raising_interruption():
+                result = super().__call__(*args, **kwargs)
             for use in own if self._has_static_shape else ():
                 use.calls.separate()
             return result

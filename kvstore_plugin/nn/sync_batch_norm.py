@@ -144,7 +144,9 @@ class SyncBatchNorm(BatchNorm):
         data, *others = inputs
         if isinstance(data, NDArray):
             self._calls.follow(self.running_mean._data[0])
-        return plain(F, F.Custom(plain(F, data), *others, op_type=_LAYER, scope=self._calls.key, **options))
+        with batch_norm_calls.raising_interruption():
+            result = F.Custom(plain(F, data), *others, op_type=_LAYER, scope=self._calls.key, **options)
+        return plain(F, result)
 
     def _begin(self, first_use: operation_names.FirstUse) -> None:
         self._calls = batch_norm_calls.Calls(self, self._process_set, first_use)

@@ -7,6 +7,8 @@ import copy
 import gc
 import math
 import multiprocessing
+import signal
+import time
 
 import kvstore_plugin as mykv
 import numpy as np
@@ -1012,3 +1014,63 @@ def test_moments_of_parts_are_those_of_the_whole(shape):
         batch = moments.moments(total)
         np.testing.assert_allclose(batch.mean, data.mean((0, 2), dtype="float64"), rtol=1e-12)
         np.testing.assert_allclose(batch.variance, data.astype("float64").var((0, 2)), rtol=1e-6, atol=1e-12)
+
+
+def _interrupted_at(seconds, call):
+    """Call a function that a signal handler interrupts with KeyboardInterrupt after some seconds."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("hybridize", [None, {}, {"static_alloc": True}])
+def test_ctrl_c_in_the_first_forward_pass(rank, gather, hybridize):
+    net = nn.HybridSequential()
+    net.add(mykv.SyncBatchNorm(in_channels=2))
+    net.initialize()
+    if hybridize is not None:
+        net.hybridize(**hybridize)
+
+    def forward():
+        with autograd.record():
+            y = net(array(np.full((1, 2), rank, "float32")))
+        return y.asnumpy().tolist()
+
+    if rank == 1:
+        _interrupted_at(0.3, forward)
+    else:
+        time.sleep(1)
+    assert gather(np.round(forward(), 2).tolist()) == [[[-1, -1]], [[1, 1]]]
+
+
+@pytest.mark.ranks(2)
+def test_other_numbers_of_steps_before_init(rank, gather):
+    net = nn.HybridSequential()
+    net.add(mykv.SyncBatchNorm(in_channels=1))
+    net.initialize()
+    mykv.init()
+    mykv.shutdown()
+    mykv.init(comm=[rank])
+    trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0})
+
+    def step():
+        with autograd.record():
+            y = net(array(np.array([[1.0 + rank], [3.0 + rank]], "float32")))
+            loss = (y * y * y).sum()
+        loss.backward()
+        trainer.step(2)
+        return y.asnumpy().ravel()
+
+    for _ in range(2 + rank):
+        step()
+    mykv.shutdown()
+    mykv.init()
+    for _ in range(2):
+        outputs = np.concatenate(gather(step()))
+        np.testing.assert_allclose(outputs, (np.array([1, 3, 2, 4]) - 2.5) / np.sqrt(1.25), rtol=1e-4)
