@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import random
 
@@ -128,7 +129,7 @@ class Symmetric(Idioms):
         if self.program.form != "own" or self.program.norm or len(self.trainers) > 1:
             return
         counts = [draw.choice([1, 2, 3]) for _ in range(self.size)]
-        with mykv.join(self.trainers[0][0]):
+        with contextlib.nullcontext() if self.is_alone else mykv.join(self.trainers[0][0]):
             for number in range(max(counts)):
                 values = self.data()
                 if number < counts[self.rank]:
