@@ -192,7 +192,10 @@ def _meet(trainer: gluon.Trainer) -> None:
         record.first_use = _first_use(trainer, is_copy=True)
     missing = next((number for number, one in enumerate(params) if one._data is None), len(params))
     held = agreement.digest([f"{parameter.shape} {arrays.dtype_name(parameter.dtype)}" for parameter in params])
-    told = [len(params), missing, held, *record.order, not deadlock_check.has_no_other_thread(threading.main_thread())]
+    # Threads that are daemons may step Trainers too, but most of them do other work.
+    is_alone = deadlock_check.has_no_other_thread(threading.main_thread())
+    is_in_thread = not is_alone or threading.current_thread() is not threading.main_thread()
+    told = [len(params), missing, held, *record.order, is_in_thread]
     numbers, met = record.first_use.meet_in(
         lambda: operation.waiting(process_set, f"{_CALL} with {len(params)} parameters"), told
     )

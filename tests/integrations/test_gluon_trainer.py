@@ -527,8 +527,8 @@ def test_first_steps_of_two_trainers_in_another_order_are_an_error_on_all(rank, 
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("on_store", [False, True])
-def test_first_steps_in_two_threads_come_in_any_order(rank, gather, on_store):
+@pytest.mark.parametrize("on_store, daemon", [(False, False), (True, False), (False, True)])
+def test_first_steps_in_two_threads_come_in_any_order(rank, gather, on_store, daemon):
     nets, trainers = _two_trainers(on_store)
     before = [checksum(net) for net in nets]
     for number in (0, 1):
@@ -543,7 +543,8 @@ def test_first_steps_in_two_threads_come_in_any_order(rank, gather, on_store):
         except RuntimeError as error:
             errors.append(str(error))
 
-    threads = [threading.Thread(target=step, args=(number,)) for number in ((0, 1) if rank == 0 else (1, 0))]
+    order = (0, 1) if rank == 0 else (1, 0)
+    threads = [threading.Thread(target=step, args=(number,), daemon=daemon) for number in order]
     for thread in threads:
         thread.start()
         time.sleep(0.3)  # the first thread waits for the other worker's first thread, which steps the other Trainer
