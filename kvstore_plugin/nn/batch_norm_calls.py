@@ -111,12 +111,20 @@ class Calls:
                 raise
             except BaseException as error:  # MXNet calls this in a callback, and crashes if it gets such an exception
                 _interruptions.append(error)
-                raise RuntimeError(f"{type(error).__name__} has interrupted a forward pass.") from error
+                raise RuntimeError(type(error).__name__) from error
         else:
             self._in_evaluation += autograd.is_recording()
 
-    def follow(self, means: NDArray) -> None:
-        """Make the operators of later calls, with this array of running means, run after those of all earlier calls."""
+    def means(self) -> NDArray | None:
+        """The layer's array of running means; None if it has no values."""
+        arrays = self.parameters["running_mean"]._data
+        return arrays[0] if arrays else None
+
+    def follow(self) -> None:
+        """Make the operators of later calls run after those of all earlier calls, on another array of running means."""
+        means = self.means()
+        if means is None:
+            return
         last, self._means = self._means, means
         if last is not None and last is not means:
             forks.wait_before_forks()  # a mark needs the GIL
@@ -175,8 +183,7 @@ class Calls:
             self._steps, self._in_evaluation, refusal, self._is_stale(), self._first_use.is_due(), self._era
         )  # fmt: skip
         self._steps, self._in_evaluation = self._steps + 1, 0
-        if self.parameters["running_mean"]._data:
-            self.follow(self.parameters["running_mean"]._data[0])
+        self.follow()
         if self._means is None:  # then no operator can have run
             self._end(step)
         else:
@@ -234,10 +241,8 @@ class Calls:
                 return False
         return True
 
-    def is_of(self, trained: set[int], workers: ProcessSet) -> bool:
-        """Whether a trainer with these parameters and workers trains the layer on all workers of the layer."""
-        if not any(id(one) in trained for one in self.parameters.values()):
-            return False
+    def is_within(self, workers: ProcessSet) -> bool:
+        """Whether all workers of the layer are among these workers."""
         ranks = self.process_set.ranks
         return self.process_set is workers or (ranks is not None and set(ranks) <= set(workers.ranks or ()))
 
@@ -264,7 +269,9 @@ def end_step(params: Sequence[Any], process_set: ProcessSet, refusal: str = "") 
         return
     trained = set(map(id, params))
     for calls in list(of_key.values()):
-        if calls.is_of(trained, process_set):
+        # Checked here, without a call of a method: a process may have many layers of other trainers.
+        is_trained = not trained.isdisjoint(map(id, calls.parameters.values()))
+        if is_trained and calls.is_within(process_set):
             calls.end_step(refusal)
 
 

@@ -7,11 +7,10 @@ workers, and the workers would sum different calls.
 
 from __future__ import annotations
 
-import json
-from typing import Any, NamedTuple, Sequence
+from typing import Any
 
 from ..compat import patches
-from ..compat.mxnet import NDArray, autograd
+from ..compat.mxnet import autograd
 from . import batch_norm_calls
 
 ONLY_EVALUATES = (
@@ -24,19 +23,6 @@ _OCCURS_TWICE = (
 )
 
 
-class _Use(NamedTuple):
-    """A SyncBatchNorm in a graph."""
-
-    calls: batch_norm_calls.Calls | None  # None if this process has imported the graph
-    means: int  # the number of the input with the running means
-
-    def is_own(self, inputs: Sequence[NDArray]) -> bool:
-        """Whether the input is the layer's own array."""
-        if self.calls is None:
-            return False
-        return any(inputs[self.means] is one for one in self.calls.parameters["running_mean"]._data or ())
-
-
 _exist = False
 
 
@@ -46,15 +32,17 @@ def note_layer() -> None:
     _exist = True
 
 
-def _uses(symbol: Any) -> list[_Use]:
-    """The layers in a graph whose statistics change in training."""
-    names, nodes, uses = symbol.list_inputs(), json.loads(symbol.tojson())["nodes"], []
-    for node in nodes:
-        texts = node.get("attrs", {})
-        if texts.get("op_type") == "mykv_sync_batch_norm" and texts["use_global_stats"] == "False":
-            means = nodes[node["inputs"][3][0]]["name"]
-            uses.append(_Use(batch_norm_calls.of_key.get(texts["scope"]), names.index(means)))
-    return uses
+def _layers(symbol: Any) -> list[batch_norm_calls.Calls | None]:
+    """The layers in a graph whose statistics change in training; None for those of a graph that was imported.
+
+    Not from tojson(): in MXNet 1.9.1 it leaks the properties of custom operators, and with them the layers.
+    """
+    nodes = [node.list_attr() for node in symbol.get_internals()]  # not attr_dict(): uses of a layer have equal names
+    return [
+        batch_norm_calls.of_key.get(texts["scope"])
+        for texts in nodes
+        if texts.get("op_type") == "mykv_sync_batch_norm" and texts["use_global_stats"] == "False"
+    ]
 
 
 # Not HybridBlock._call_cached_op: a class with MXNet's decorator use_np has its own copies of inherited methods.
@@ -69,28 +57,29 @@ def _uses(symbol: Any) -> list[_Use]:
 )
 def _cached_op(original: Any) -> Any:
     class CachedOp(original):
-        __slots__ = ("_has_static_shape", "_uses")
+        __slots__ = ("_has_static_shape", "_layers")
 
         def __init__(self, sym: Any, flags: Any = (), *args: Any, **kwargs: Any) -> None:
-            self._uses = _uses(sym) if _exist else []
+            self._layers = _layers(sym) if _exist else []
             self._has_static_shape = str(dict(flags).get("static_shape")) == "True"
             super().__init__(sym, flags, *args, **kwargs)
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            if not self._uses:
+            if not self._layers:
                 return super().__call__(*args, **kwargs)
-            own = [use for use in self._uses if use.is_own(args)]
+            given = set(map(id, args))
+            own = [calls for calls in self._layers if calls is not None and id(calls.means()) in given]
             if autograd.is_training():
-                if len(own) < len(self._uses):
+                if len(own) < len(self._layers):
                     raise ValueError(ONLY_EVALUATES)
-                if self._has_static_shape and len({use.means for use in own}) < len(own):
+                if self._has_static_shape and len(set(own)) < len(own):
                     raise ValueError(_OCCURS_TWICE)
-            for use in own:
-                use.calls.follow(args[use.means])
+            for calls in own:
+                calls.follow()
             with batch_norm_calls.raising_interruption():
                 result = super().__call__(*args, **kwargs)
-            for use in own if self._has_static_shape else ():
-                use.calls.separate()
+            for calls in own if self._has_static_shape else ():
+                calls.separate()
             return result
 
     return CachedOp

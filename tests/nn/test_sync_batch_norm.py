@@ -1074,3 +1074,25 @@ def test_other_numbers_of_steps_before_init(rank, gather):
     for _ in range(2):
         outputs = np.concatenate(gather(step()))
         np.testing.assert_allclose(outputs, (np.array([1, 3, 2, 4]) - 2.5) / np.sqrt(1.25), rtol=1e-4)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.skipif(IS_2, reason="MXNet 2.0 keeps the custom operators of graphs")
+@pytest.mark.parametrize("hybridize", _MODES)
+def test_a_dropped_network_leaves_nothing(rank, hybridize):
+    gc.collect()  # networks of earlier tests
+    before = set(batch_norm_calls.of_key)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(2, in_units=2), mykv.SyncBatchNorm(in_channels=2))
+    net.initialize()
+    if hybridize is not None:
+        net.hybridize(**hybridize)
+    with autograd.record():
+        loss = net(array(np.ones((1, 2), "float32"))).sum()
+    loss.backward()
+    mx.nd.waitall()
+    del net, loss
+    for _ in range(2):
+        gc.collect()
+        mx.nd.waitall()
+    assert set(batch_norm_calls.of_key) <= before

@@ -53,6 +53,7 @@ def _warm(trainer, net, rank):
     ],
 )
 def test_a_warm_step_is_short_to_read(rank, kind, most):
+    gc.collect()  # networks of earlier tests
     net = dense_network(1)
     if kind == "DistributedTrainer":
         trainer = mykv.DistributedTrainer(net.collect_params(), "sgd")
