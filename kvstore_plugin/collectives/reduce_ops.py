@@ -168,6 +168,8 @@ def scaled(tensor: Any, factor: float) -> Any:
 
 
 def _factor(what: str, value: Any) -> float:
+    if type(value) is float and math.isfinite(value):  # the check of an abstract class takes 2 us
+        return value
     if isinstance(value, (np.ndarray, NDArray)) and value.size == 1:
         value = (value.asnumpy() if isinstance(value, NDArray) else value).item()
     if not isinstance(value, (numbers.Real, np.number)):
