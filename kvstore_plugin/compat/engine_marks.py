@@ -50,8 +50,8 @@ def push(array: NDArray, function: Callable[[], None]) -> None:
 def follow(array: NDArray, earlier: NDArray) -> None:
     """Make operations that are pushed later on `array` run after all pushed operations on `earlier`.
 
-    Two marks, of which that on `array` ends when both have begun: one operation on both arrays would carry an error of
-    one array into the other.
+    It pushes two marks. The mark on `array` ends when both marks have begun. A single operation on both arrays would
+    carry an error of one array into the other.
     """
     begun = itertools.count()
     ends: list[Callable[[], None]] = []

@@ -6,12 +6,12 @@ import contextlib
 import copy
 import gc
 import pickle
-import signal
 import time
 
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
+from harness.interrupts import interrupted_after
 from harness.support import array, dense_network, mx
 from kvstore_plugin.coordination import deadlock_check
 from kvstore_plugin.world import process
@@ -178,18 +178,11 @@ def _use_stock_trainer(made, rank):
 )
 def test_an_interrupted_first_use_continues(make, use, rank):
     made = make()
-
-    def interrupt(*_):
-        raise InterruptedError("by a signal handler")
-
     if rank == 0:
         time.sleep(1)
     else:
-        before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        with pytest.raises(InterruptedError):
+        with interrupted_after(0.3, InterruptedError):
             use(made, rank)
-        signal.signal(signal.SIGALRM, before)
     for _ in range(2):
         use(made, rank)
 

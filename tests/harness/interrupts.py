@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+
+import pytest
 
 
 class Interrupt(Exception):
@@ -32,3 +35,20 @@ def raising_at(number, folders):
         yield raised
     finally:
         sys.settrace(before)
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds, error):
+    """Expect that a signal handler interrupts the block after some seconds with an exception of this class."""
+
+    def handle(*_):
+        raise error("in a signal handler")
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        with pytest.raises(error):
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -7,12 +7,12 @@ import copy
 import gc
 import math
 import multiprocessing
-import signal
 import time
 
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
+from harness.interrupts import interrupted_after
 from harness.support import BFLOAT16, IS_2, MXNetError, array, clear_errors, fill, mx, parameters, structure
 from kvstore_plugin.compat import arrays
 from kvstore_plugin.nn import batch_norm_calls
@@ -1016,18 +1016,6 @@ def test_moments_of_parts_are_those_of_the_whole(shape):
         np.testing.assert_allclose(batch.variance, data.astype("float64").var((0, 2)), rtol=1e-6, atol=1e-12)
 
 
-def _interrupted_at(seconds, call):
-    """Call a function that a signal handler interrupts with KeyboardInterrupt after some seconds."""
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            call()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("hybridize", [None, {}, {"static_alloc": True}])
 def test_ctrl_c_in_the_first_forward_pass(rank, gather, hybridize):
@@ -1043,7 +1031,8 @@ def test_ctrl_c_in_the_first_forward_pass(rank, gather, hybridize):
         return y.asnumpy().tolist()
 
     if rank == 1:
-        _interrupted_at(0.3, forward)
+        with interrupted_after(0.3, KeyboardInterrupt):
+            forward()
     else:
         time.sleep(1)
     assert gather(np.round(forward(), 2).tolist()) == [[[-1, -1]], [[1, 1]]]
