@@ -7,6 +7,9 @@ import copy
 import gc
 import math
 import multiprocessing
+import os
+import subprocess
+import sys
 import time
 
 import kvstore_plugin as mykv
@@ -960,21 +963,36 @@ def test_a_worker_alone_that_records_in_evaluation_mode_where_no_worker_is_missi
     assert len(set(gather(tuple(layer._calls._next)))) == 1
 
 
+def _fork_as_a_data_loader(monkeypatch):
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def _run_a_program(monkeypatch):
+    """As before Python 3.10: by fork(), without the functions of os.register_at_fork()."""
+    if sys.version_info >= (3, 10):
+        monkeypatch.setattr(subprocess, "_USE_VFORK", False)
+    subprocess.run(["true"], check=True)
+
+
+def _run_a_program_as_another_user(monkeypatch):
+    subprocess.run(["true"], check=True, **({"user": os.getuid()} if sys.version_info >= (3, 9) else {}))
+
+
 @pytest.mark.ranks(2)
-def test_a_worker_may_fork_while_the_layer_is_under_way(rank):
+@pytest.mark.parametrize("fork", [_fork_as_a_data_loader, _run_a_program, _run_a_program_as_another_user])
+def test_a_worker_may_fork_while_the_layer_is_under_way(rank, monkeypatch, fork):
     """As a DataLoader does at the beginning of each epoch. MXNet waits in a fork for operators that need Python."""
     net = mykv.SyncBatchNorm(in_channels=3)
     net.initialize()
     data = array(np.random.RandomState(rank).rand(64, 3, 16, 16).astype("float32"))
-    child = multiprocessing.get_context("fork")
     for _ in range(20):
         with autograd.record():
             loss = (net(data) ** 2).mean()
         loss.backward()
-        process = child.Process(target=int)
-        process.start()
-        process.join()
-        assert process.exitcode == 0
+        fork(monkeypatch)
     assert np.isfinite(loss.asnumpy()).all()
 
 
