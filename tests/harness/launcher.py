@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 _TESTS = str(Path(__file__).resolve().parents[1])  # on PYTHONPATH, for `compiled`
+_STACKS = str(Path(__file__).with_name("stacks"))  # its sitecustomize.py: stacks on SIGUSR1, a cheap import of MXNet
 
 # Set by a launcher in each of its processes; a launcher started by a test must not inherit them.
 _LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "HYDI_", "SLURM_STEP_")
@@ -75,7 +76,8 @@ def environment(directory: Path | None, extra: dict[str, str] | None = None) -> 
         own["PRTE_MCA_prte_tmpdir_base"] = str(directory)
         own["OMPI_MCA_btl_sm_backing_directory"] = os.environ.get("MYKV_TEST_SM_DIRECTORY", str(directory))
     threads = {} if os.environ.get("MYKV_TEST_THREADS") == "unset" else _QUIET_THREADS
-    return {**clean, **threads, **_AS_ROOT, **own, **(extra or {})}
+    variables = {**clean, **threads, **_AS_ROOT, **own, **(extra or {})}
+    return {**variables, "PYTHONPATH": os.pathsep.join([_STACKS, variables["PYTHONPATH"]])}
 
 
 def rank_of_this_process() -> int:

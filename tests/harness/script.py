@@ -16,8 +16,6 @@ import pytest
 from . import launcher
 from .processes import Launch, send_signal
 
-_STACKS = str(Path(__file__).with_name("stacks"))  # holds a sitecustomize.py that answers SIGUSR1
-
 
 @dataclasses.dataclass
 class Result:
@@ -159,8 +157,6 @@ class MpiRun:
         for name, value in (env or {}).items():
             if value is None:
                 variables.pop(name, None)
-        path = variables.get("PYTHONPATH")
-        variables["PYTHONPATH"] = _STACKS + (":" + path if path else "")
         # An empty folder, so that python -m finds the installed package and not the source tree.
         running = Running(program, variables, directory, cwd or str(directory))
         self._all.append(running)

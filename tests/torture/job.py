@@ -19,7 +19,6 @@ from harness import launcher
 from harness.processes import Launch, send_signal
 
 _TESTS = Path(__file__).resolve().parent.parent
-_STACKS = _TESTS / "harness" / "stacks"  # its sitecustomize.py prints stacks on SIGUSR1
 _TAIL = 3000  # characters of output that a failure shows
 
 
@@ -79,7 +78,7 @@ class Job:
         self.ranks = ranks
         self.directory = Path(tempfile.mkdtemp(prefix="mykv-torture-"))
         program = [sys.executable, "-m", module, *map(str, arguments)]
-        path = ":".join(filter(None, [str(_TESTS), str(_STACKS), os.environ.get("PYTHONPATH")]))
+        path = ":".join(filter(None, [str(_TESTS), os.environ.get("PYTHONPATH")]))
         folder = {"TMPDIR": str(self.directory)} if has_folder else {}
         own = {"PYTHONPATH": path, "MYKV_VIRTUAL_HOSTS": str(hosts), **folder, **(env or {})}
         self._output = (self.directory / "output").open("wb")

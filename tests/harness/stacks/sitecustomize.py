@@ -1,4 +1,4 @@
-"""Makes a script of the fixture ``mpirun`` print its Python stacks on SIGUSR1, without a line in the script itself.
+"""Makes each rank that a test starts print its Python stacks on SIGUSR1, without a line in its script.
 
 It also makes the import of MXNet cheaper.
 """
