@@ -8,12 +8,21 @@ step fails on all workers. `check_fresh` is called before the sums: a stale grad
 from __future__ import annotations
 
 import contextlib
+import enum
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
 from ..compat.mxnet import MXNetError, Parameter, gluon
 from ..parameters import load_tracking, trainer_state
 from ..world import process
 from .reducer import Reducer
+
+
+class Told(enum.Enum):
+    """What a worker has told the others of its current step or update, for an exception of the user's own methods."""
+
+    NOTHING = 0  # the others wait for this worker
+    SUMS = 1  # the others update without hearing of this worker again
+    ALL = 2  # it has made its updates, or has refused the step
 
 
 class StepGuard:
@@ -62,8 +71,7 @@ class StepGuard:
 def updates(trainer: gluon.Trainer | None, reducers: Sequence[Reducer]) -> Iterator[None]:
     """Context manager of a trainer's updates: puts fences around them, and notes if they fail on this worker.
 
-    An MXNetError is noted only if it is about this worker's own arguments. Any other MXNetError may come from another
-    worker, and then all workers that wait in the update get it. Exceptions of other types are always noted.
+    Only errors that may be this worker's alone are noted.
 
     Parameters
     ----------
@@ -89,7 +97,7 @@ def updates(trainer: gluon.Trainer | None, reducers: Sequence[Reducer]) -> Itera
             for fence in reducer.fences:
                 fence.push()
     except BaseException as error:
-        if trainer is not None and (not isinstance(error, MXNetError) or isinstance(error, load_tracking.OWN)):
+        if trainer is not None and load_tracking.is_own(error):
             load_tracking.note_failure(trainer._params, trainer)
         raise
     finally:

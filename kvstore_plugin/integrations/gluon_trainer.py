@@ -25,7 +25,7 @@ from ..gradients.bucket_plan import Reduction
 from ..gradients.bucket_sizes import default_bucket_bytes
 from ..gradients.dense_reducer import DenseReducer
 from ..gradients.reducer import UPDATE_REFUSED, Comparing, Task
-from ..gradients.step_guard import StepGuard
+from ..gradients.step_guard import StepGuard, Told
 from ..nn import batch_norm_calls
 from ..parameters import deferred_init, load_tracking, resumption, trainer_state
 from ..parameters.naming import NUMBERED_DIFFERENTLY, Order, named_parameters, order_of, orders_differ
@@ -60,6 +60,7 @@ class _Record:
         self.generation = 0  # process.generation when the reducer was created
         self.losses = 0  # process.losses when the reducer was created
         self.is_stepping = False
+        self.told = Told.ALL
         self.is_counted = False  # allreduce_grads() has failed here, and this worker has counted the update
         self.ignores_stale = False  # whether the current step ignores stale gradients
 
@@ -292,6 +293,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
     if record.reducer is not None and record.reducer.is_due:
         _settle(self, record)
     reducer = record.reducer or _reducer_of(self)
+    record.told = Told.ALL  # what is not started is refused below
     try:
         batch_norm_calls.end_step(self._params, self._kvstore._process_set)
         try:
@@ -311,6 +313,8 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
     except BaseException:
         record.is_counted = not record.is_stepping
         raise
+    if record.is_stepping and not self._update_on_kvstore:
+        record.told = Told.SUMS
 
 
 def _settle(trainer: gluon.Trainer, record: _Record) -> None:
@@ -357,9 +361,15 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
     except BaseException as error:
         _refuse(self, error)
         raise
-    record.is_stepping, record.ignores_stale = True, ignore_stale_grad
+    record.is_stepping, record.ignores_stale, record.told = True, ignore_stale_grad, Told.NOTHING
     try:
-        original(self, batch_size, ignore_stale_grad)  # calls _allreduce_grads() and _update()
+        original(self, batch_size, ignore_stale_grad)  # calls _allreduce_grads() and _update(), perhaps the user's own
+    except BaseException as error:
+        if record.told is Told.NOTHING:
+            _refuse(self, error)
+        elif record.told is Told.SUMS and load_tracking.is_own(error):
+            load_tracking.note_failure(self._params, self)
+        raise
     finally:
         record.is_stepping = record.ignores_stale = False
 
@@ -406,6 +416,7 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
         _compare(self, reducer, ignore_stale_grad)
     with step_guard.updates(self if record.of_store else None, [reducer] if updates_here else ()):
         original(self, ignore_stale_grad)
+    record.told = Told.ALL
     if not updates_here and self._update_on_kvstore:  # MXNet does not mark gradients as stale here
         trainer_state.mark_stale(self._params)
 

@@ -33,7 +33,7 @@ _LABEL = (
 )
 
 # MXNetErrors about the arguments of this worker.
-OWN = (ArgumentTypeError, ArgumentValueError, ArgumentIndexError)
+_OWN = (ArgumentTypeError, ArgumentValueError, ArgumentIndexError)
 
 # For each loaded parameter, a copy of the values that it had when all workers were last equal. None if states were
 # loaded, or if the values are sparse.
@@ -214,6 +214,15 @@ def note_failure(parameters: Sequence[Parameter], trainer: Any = None) -> None:
         count = updates_counted(trainer)
         for parameter in parameters:
             _failed.setdefault(parameter, count)
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether an error in an update may be this worker's alone.
+
+    An MXNetError that is not about this worker's own arguments may come from another worker. Then all workers that wait
+    in the update get it.
+    """
+    return not isinstance(error, MXNetError) or isinstance(error, _OWN)
 
 
 def forget(parameters: Iterable[Parameter]) -> None:

@@ -19,6 +19,7 @@ from ..gradients.dense_reducer import DenseReducer
 from ..gradients.local_reducer import LocalReducer
 from ..gradients.reducer import SharedReducer, Task, WeakMethod
 from ..gradients.sparse_reducer import SparseReducer
+from ..gradients.step_guard import Told
 from ..integrations import amp
 from ..parameters import broadcast, deferred_init, placement, resumption, trainer_state
 from ..parameters.aux_params import Averaging
@@ -55,6 +56,7 @@ class MeetingTrainer(gluon.Trainer):
         self._losses = process.losses  # the value when the workers last met for this trainer
         self._steps = 0  # equal on all workers between two steps, even after a failed step
         self._begun: tuple[str, bool] | None = None  # while step() or update() runs: a step's label, ignore_stale_grad
+        self._told = Told.ALL
         self._awaits_update = False  # allreduce_grads() was called, and update() was not
         self._is_counted = False  # allreduce_grads() has failed here, and this worker has counted the update
         self._labelled: tuple[Any, str] = (None, "")  # cache of _label(): its input, and the label

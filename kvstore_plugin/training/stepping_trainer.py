@@ -10,7 +10,7 @@ from ..compat.mxnet import MXNetError
 from ..coordination import deadlock_check, step_label
 from ..gradients import step_guard
 from ..gradients.reducer import UPDATE_REFUSED, Comparing, Reducer, SharedReducer
-from ..gradients.step_guard import StepGuard
+from ..gradients.step_guard import StepGuard, Told
 from ..integrations import amp
 from ..nn import batch_norm_calls
 from ..parameters import broadcast, load_tracking, trainer_state
@@ -72,6 +72,7 @@ class SteppingTrainer(MeetingTrainer):
         if self._awaits_update:
             self._settle()
         with self._guard():
+            self._told = Told.NOTHING
             if not ignore_stale:
                 step_guard.check_fresh(self._params, self._refuse)
             self._check_and_rescale_grad(factor)
@@ -83,13 +84,18 @@ class SteppingTrainer(MeetingTrainer):
                 self._begun = None
 
     def _guard(self) -> StepGuard:
+        self._told = Told.ALL
         return StepGuard(self, self._gradients, functools.partial(self._end_failed, self._steps))
 
     def _end_failed(self, steps: int, error: BaseException) -> None:
-        """After a failed step or update: refuse the operations that other workers wait for.
+        """After a failed step or update: refuse the operations that other workers wait for, or note missing updates.
 
         `steps`: the number of steps counted before it.
         """
+        if self._told is Told.NOTHING:
+            self._refuse(f"the step has failed on that rank: {str(error) or type(error).__name__}")
+        elif self._told is Told.SUMS and self._store_optimizer is None and load_tracking.is_own(error):
+            load_tracking.note_failure(self._params, self)
         if self._clipping is not None:
             self._clipping.refuse(f"the step was interrupted on that rank: {error}")
         if self._steps == steps and any(reducer.has_begun() for reducer in self._gradients):
@@ -168,6 +174,7 @@ class SteppingTrainer(MeetingTrainer):
         if shares_freshness:
             self._end_comparisons(compared)
             self._for_each(lambda one: one.share_freshness(), lambda one, reason: one.refuse_freshness(reason))
+        self._told = Told.SUMS
 
     def _end_comparisons(self, compared: Sequence[Reducer], error: BaseException | None = None) -> None:
         """Wait for comparisons, before freshness is shared in those process sets whose comparison has succeeded.
@@ -210,6 +217,7 @@ class SteppingTrainer(MeetingTrainer):
 
     def _refuse(self, reason: str) -> None:
         """Refuse a step of the other workers."""
+        self._told = Told.ALL
         for gradients in self._gradients:
             gradients.refuse(reason)
         batch_norm_calls.end_step(self._params, self._workers.process_set, reason)
@@ -240,6 +248,7 @@ class SteppingTrainer(MeetingTrainer):
             self._require_local_updates("allreduce_grads")
             self._resume()
         label, ignore_stale = self._begun or ("", self._ignores_stale)
+        self._told = Told.ALL  # reducers refuse what they have not started
         batch_norm_calls.end_step(self._params, self._workers.process_set)
         deadlock_check.note_step(self, type(self)._awaited_by, type(self)._refuse_awaited)
         if self._awaits_update:
@@ -255,6 +264,8 @@ class SteppingTrainer(MeetingTrainer):
                 self._end_failed_sums(number, str(error), is_step=bool(label))
                 raise
         self._freshness_is_shared = ignore_stale
+        if label:
+            self._told = Told.SUMS
 
     def _end_failed_sums(self, number: int, reason: str, is_step: bool) -> None:
         """After the reducer of this number has failed: refuse the calls of later reducers, so that no worker waits."""
@@ -288,6 +299,10 @@ class SteppingTrainer(MeetingTrainer):
     def _count_and_update(self, ignore_stale: bool, label: str) -> None:
         """Count a step, and update from the reduced gradients; `label`: the step's, empty outside of step()."""
         self._count_step()
+        self._clip_and_update(ignore_stale, label)
+        self._told = Told.ALL
+
+    def _clip_and_update(self, ignore_stale: bool, label: str) -> None:
         if self._clipping is None:
             self._make_updates(ignore_stale)
             return

@@ -1,4 +1,4 @@
-"""Target: creating and dropping very many keys takes the same time in each round and leaks nothing.
+"""Target: creating and dropping very many keys takes the same processor time in each round and leaks nothing.
 
 Each key counts as one try; a job in which a later round leaves more than the first one, or takes much longer, as one
 failure. Where all keys are under way at once, more than the table of a host holds, only the time counts: how much

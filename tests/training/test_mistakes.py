@@ -220,6 +220,66 @@ def test_an_update_that_fails_on_one_worker_is_an_error_on_all_until_states_are_
     _goes_on_after_broadcast_states(gather, training, "a failed update.*broadcast_states")
 
 
+def _override(trainer, method, fails):
+    """Make the trainer one of a subclass whose method raises an error before MXNet's, if fails() is true."""
+
+    def overriding(self, *arguments):
+        if fails():
+            raise FloatingPointError("planted in a subclass")
+        return getattr(super(made, self), method)(*arguments)
+
+    made = type("Mine", (type(trainer),), {method: overriding})
+    trainer.__class__ = made
+
+
+@pytest.mark.ranks(2, long=(3,))
+@_every_kind
+@pytest.mark.parametrize("method", ["_allreduce_grads", "_update"])
+@pytest.mark.parametrize("who", ["one worker", "all workers"])
+@pytest.mark.parametrize("first", [True, False], ids=["first step", "later"])
+def test_a_subclass_whose_method_fails(rank, gather, kind, method, who, first):
+    """The others do not sum with gradients of this worker's next step, and do not update alone."""
+    training = _Training(kind, rank, mx.optimizer.SGD(learning_rate=0.1, momentum=0.5))
+    failing = False
+    _override(training.trainer, method, lambda: failing)
+    if not first:
+        training.step()
+    before = checksum(training.net)
+    failing = rank == 1 or who == "all workers"
+    leaves_out_sums = method == "_allreduce_grads"
+    if failing:
+        with pytest.raises(FloatingPointError, match="planted in a subclass"):
+            training.step()
+    elif leaves_out_sums:
+        with pytest.raises(MXNetError, match="rank 1.*planted in a subclass"):
+            training.step()
+    else:
+        with contextlib.suppress(MXNetError):
+            training.step()
+    failing = False
+    clear_errors()
+    if leaves_out_sums:
+        assert checksum(training.net) == before
+    if leaves_out_sums or who == "all workers" or kind.endswith("on the store"):
+        _goes_on(gather, training)
+    else:
+        _goes_on_after_broadcast_states(gather, training, "a failed update.*broadcast_states")
+
+
+@pytest.mark.ranks(2)
+def test_a_subclass_whose_update_fails_on_one_worker_after_the_updates_were_compared(rank, gather):
+    training = _Training("own", rank)
+    training.step_in_two()
+    _override(training.trainer, "_update", lambda: rank == 1)
+    if rank == 1:
+        with pytest.raises(FloatingPointError, match="planted in a subclass"):
+            training.step_in_two()
+    else:
+        training.step_in_two()
+    training.trainer.__class__ = mykv.DistributedTrainer
+    _goes_on_after_broadcast_states(gather, training, "a failed update.*broadcast_states")
+
+
 class _Failing(mx.optimizer.SGD):
     """SGD of which an operation fails in MXNet's engine, or where MXNet refuses it, as for lack of memory."""
 
