@@ -120,6 +120,8 @@ class Averaging:
             label = f"{len(states)} auxiliary values"
             push = functools.partial(self._process_set._core.push_group, self._name, label=label)
             _average(push, states, self._process_set.size() * len(states[0].replicas))
+        else:
+            self.refuse("no auxiliary value is initialized on that rank")
 
     def refuse(self, reason: str) -> None:
         """Make the operation fail on the other workers, with the reason."""

@@ -33,7 +33,9 @@ _ADVICE = (
 )
 
 
-def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer: bool) -> None:
+def save(
+    store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer: bool, new: Sequence[Hashable] = ()
+) -> None:
     """Write the states of all shards to a file. Collective; the set's first worker writes.
 
     Parameters
@@ -45,6 +47,8 @@ def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer
         Only the first worker's value is used.
     dump_optimizer : bool
         Whether the optimizer is written too, with its settings, scheduler and counts of updates.
+    new : sequence, optional
+        Keys whose owners were assigned for this call. If the workers' keys differ, these owners are removed.
 
     Raises
     ------
@@ -54,7 +58,7 @@ def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer
         On the other workers if the first worker gets such an error. On all workers if some have not called this within
         MYKV_CHECKPOINT_WAIT_S, or if the workers' parameters or arguments differ.
     """
-    exchange = _Exchange(store_optimizer, scope, f"save_optimizer_states({fname!r})")
+    exchange = _Exchange(store_optimizer, scope, f"save_optimizer_states({fname!r})", new)
     exchange.meet(lambda: f"save_optimizer_states, dump_optimizer={bool(dump_optimizer)}", fname)
     states = exchange.gather()
     content = state_file.Content(states, store_optimizer.optimizer if dump_optimizer else None)
@@ -65,7 +69,7 @@ def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer
     exchange.forget()
 
 
-def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
+def load(store_optimizer: StoreOptimizer, scope: str, fname: str, new: Sequence[Hashable] = ()) -> None:
     """Load the states, and the optimizer if the file has it. Collective; the set's first worker reads.
 
     Parameters
@@ -83,7 +87,7 @@ def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
         On the other workers if the first worker gets such an error. On all workers if some have not called this within
         MYKV_CHECKPOINT_WAIT_S, or if the workers' parameters or arguments differ. All states are unchanged.
     """
-    exchange = _Exchange(store_optimizer, scope, f"load_optimizer_states({fname!r})")
+    exchange = _Exchange(store_optimizer, scope, f"load_optimizer_states({fname!r})", new)
     exchange.meet(lambda: "load_optimizer_states", fname)
     content = None
 
@@ -121,8 +125,9 @@ def advising() -> Iterator[None]:
 class _Exchange:
     """One call of save() or load(): its workers, and the transfers of arrays between shards and the first worker."""
 
-    def __init__(self, store_optimizer: StoreOptimizer, scope: str, call: str) -> None:
+    def __init__(self, store_optimizer: StoreOptimizer, scope: str, call: str, new: Sequence[Hashable]) -> None:
         self._optimizer = store_optimizer
+        self._new = new
         self._process_set = store_optimizer.process_set
         self._scope = scope
         self._rank = self._process_set.rank()
@@ -131,7 +136,15 @@ class _Exchange:
         self.call = call
 
     def meet(self, label: Callable[[], str], fname: Any) -> None:
-        """Wait for the other workers, and check that all divide the same parameters.
+        """Wait for the other workers, and check that all divide the same parameters."""
+        try:
+            self._meet(label, fname)
+        except MXNetError:  # raised on all workers
+            self._optimizer.release(self._new)
+            raise
+
+    def _meet(self, label: Callable[[], str], fname: Any) -> None:
+        """`meet`, without the end after an error.
 
         A wrong argument of one worker is an error on all workers: `label` and `fname` are evaluated inside an
         operation.Turn, which sends an exception to the other workers.

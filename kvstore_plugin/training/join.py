@@ -10,6 +10,7 @@ The idea is from PyTorch's torch.distributed.algorithms.Join.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Sequence
 
 import numpy as np
@@ -36,7 +37,7 @@ class _Plan(NamedTuple):
     kind: int
     trainer: int  # index among the arguments of join()
     factor: float  # factor of the gradients in the update, for step() and update()
-    learning_rate: float  # 0.0 if a scheduler sets it
+    learning_rate: float  # NaN if a scheduler sets it
     ignore_stale: bool
 
     def numbers(self) -> list[int]:
@@ -56,7 +57,7 @@ class _Plan(NamedTuple):
         text = f"calls {_METHODS[self.kind]}() of trainer {self.trainer}"
         if self.kind != _ALLREDUCE:
             text += f" with gradients times {self.factor!r}"
-        if self.learning_rate:
+        if not math.isnan(self.learning_rate):
             text += f" and learning rate {self.learning_rate!r}"
         return text + (", ignore_stale_grad=True" if self.ignore_stale else "")
 
@@ -145,6 +146,8 @@ class join:
                 )
             scopes = ", ".join(hook.scope for hook in self._hooks)
             turn.meet(f"join of {scopes}, divide_by_initial_world_size={self._divides_by_all}")
+        for hook in self._hooks:
+            hook.resume()
         _running[self._process_set] = self
         self._failed = False
         # Another blocking call inside the block is matched with the steps of other workers, and both fail. A worker
@@ -175,8 +178,9 @@ class join:
         """Call a method of a trainer once all other active workers have announced the same call."""
         number = next(number for number, one in enumerate(self._trainers) if one is trainer)
         kind = next(kind for kind, name in _METHODS.items() if name == method)
-        learning_rate = step_label.learning_rate_of(trainer.optimizer) or 0.0
-        self._perform(*self._meet(_Plan(kind, number, factor, learning_rate, ignore_stale)))
+        rate = step_label.learning_rate_of(trainer.optimizer)
+        plan = _Plan(kind, number, factor, math.nan if rate is None else rate, ignore_stale)
+        self._perform(*self._meet(plan))
 
     def _meet(self, mine: _Plan) -> tuple[_Plan, np.ndarray]:
         """The common plan, and the positions in the process set of the workers that have not ended."""
@@ -211,7 +215,7 @@ class join:
                 with hook.without_local_parameters():
                     if plan.kind != _UPDATE:
                         _contribute_nothing(hook.shared, plan.ignore_stale)
-                    if plan.learning_rate:
+                    if not math.isnan(plan.learning_rate):
                         self._trainers[plan.trainer].optimizer.lr = plan.learning_rate
                     self._perform(plan, active)
             except BaseException as error:
@@ -228,6 +232,7 @@ class join:
         hook = self._hooks[plan.trainer]
         size = self._process_set.size()
         self.last_rank = self._process_set.ranks[active[-1]]
+        self.steps += plan.kind != _ALLREDUCE  # now: if the step fails on one worker, the others count it too
         ratio = size / len(active) if hook.is_mean and not self._divides_by_all else 1.0
         if plan.kind == _STEP:
             hook.step(plan.factor * ratio, plan.ignore_stale)
@@ -239,7 +244,6 @@ class join:
             if len(active) < size:
                 self._broadcast_gradients(hook, int(active[0]))
             hook.update(plan.factor * (ratio if hook.is_summed_first else 1.0), plan.ignore_stale)
-        self.steps += plan.kind != _ALLREDUCE
 
     def _broadcast_gradients(self, hook: JoinHook, root: int) -> None:
         """Send the gradients, which the loop may have changed after the reduction, to the workers that have ended."""

@@ -6,7 +6,7 @@ In a meeting the workers compare the trainer's parameters and options, and get e
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Hashable, Mapping, Sequence
 
 from ..compat import arrays, mxnet
 from ..compat.mxnet import NDArray, Parameter, gluon
@@ -185,9 +185,9 @@ class MeetingTrainer(gluon.Trainer):
         """The parameters' indices in the optimizer, by id()."""
         return {id(parameter): number for number, parameter in enumerate(self._params)}
 
-    def _assign_owners(self) -> None:
-        """Assign owners to the parameters that have values, as the first step does."""
-        self._store_optimizer.assign(
+    def _assign_owners(self) -> list[Hashable]:
+        """Assign owners to the parameters that have values, as the first step does. Returns keys with new owners."""
+        return self._store_optimizer.assign(
             (key, parameter._data[0])
             for key, parameter in enumerate(self._params)
             if parameter.grad_req != "null" and parameter._data is not None

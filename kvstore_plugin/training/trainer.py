@@ -346,8 +346,8 @@ class DistributedTrainer(SteppingTrainer):
             atomic_file.write(fname, lambda file: save(os.dup(file.fileno())))
             return
         self._resume()
-        self._assign_owners()
-        checkpoint.save(self._store_optimizer, self._shares[0].scope, fname, True)
+        new = self._assign_owners()
+        checkpoint.save(self._store_optimizer, self._shares[0].scope, fname, True, new)
 
     def load_states(self, fname: str) -> None:
         """Load the optimizer and its states from a file that any Trainer of these parameters has saved.
@@ -377,8 +377,8 @@ class DistributedTrainer(SteppingTrainer):
             super().load_states(fname)
             return
         self._resume(replaces_states=True)
-        self._assign_owners()
-        checkpoint.load(self._store_optimizer, self._shares[0].scope, fname)
+        new = self._assign_owners()
+        checkpoint.load(self._store_optimizer, self._shares[0].scope, fname, new)
         self._optimizer = self._store_optimizer.optimizer
         self._optimizer.param_dict = dict(enumerate(self._params))
 
@@ -398,6 +398,8 @@ class JoinHook(NamedTuple):
         Whether updates use means over the workers; and whether allreduce_grads() gives sums, which update() divides.
     attach : callable
         Given a join, lets step(), allreduce_grads() and update() call its take_part(); given None, ends that.
+    resume : callable
+        Meets the workers of a new init(), if there was one since the trainer's last use.
     step, update : callable
         Given the factor of gradients, and ignore_stale_grad: do what the trainer's methods do outside of join().
     allreduce_grads : callable
@@ -412,6 +414,7 @@ class JoinHook(NamedTuple):
     is_mean: bool
     is_summed_first: bool
     attach: Callable[[Any], None]
+    resume: Callable[[], None]
     step: Callable[[float, bool], None]
     allreduce_grads: Callable[[bool], None]
     update: Callable[[float, bool], None]
@@ -442,6 +445,10 @@ def join_hook(trainer: DistributedTrainer) -> JoinHook:
         trainer._ignores_stale = ignore_stale
         trainer._allreduce_grads()
 
+    def update(factor: float, ignore_stale: bool) -> None:
+        trainer._ignores_stale = ignore_stale
+        trainer._apply(factor, ignore_stale)
+
     @contextlib.contextmanager
     def without_local_parameters() -> Iterator[None]:
         numbers = {id(item.value) for item in shared}
@@ -459,9 +466,10 @@ def join_hook(trainer: DistributedTrainer) -> JoinHook:
         options.reduce_method == "mean",
         options.sums_of_means,
         attach,
+        trainer._resume,
         trainer._step,
         allreduce_grads,
-        trainer._apply,
+        update,
         without_local_parameters,
     )
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from harness.support import IS_2, MXNetError, array, clear_errors, mx, parameters, structure
 from kvstore_plugin.compat.argument_errors import ArgumentValueError
+from kvstore_plugin.parameters import aux_params, naming
 from kvstore_plugin.world import process
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
@@ -318,3 +319,23 @@ def test_wrong_arguments(rank):
     with pytest.raises(TypeError, match="must hold Parameters or NDArrays, but x is a str"):
         mykv.sync_aux_params({"x": "y"})
     mykv.sync_aux_params({})
+
+
+@pytest.mark.ranks(2)
+def test_a_layer_that_one_worker_alone_has_used_is_an_error_and_then_averaged(rank, gather):
+    mykv.init()
+    layer = nn.BatchNorm(in_channels=2)
+    layer.initialize()
+    values = layer.running_mean if rank == 0 else nn.BatchNorm().running_mean
+    averaging = aux_params.Averaging(mykv.global_process_set, "layer/used", [naming.Named("mean", values, 0)])
+    averaging.push()
+    if rank == 0:
+        with pytest.raises(MXNetError, match="rank 1: no auxiliary value is initialized"):
+            values.data().asnumpy()
+    clear_errors()
+    averaging = aux_params.Averaging(
+        mykv.global_process_set, "layer/used", [naming.Named("mean", layer.running_mean, 0)]
+    )
+    layer.running_mean.set_data(mx.nd.full((2,), rank + 1.0) if not IS_2 else mx.np.full((2,), rank + 1.0))
+    averaging.push()
+    assert gather(layer.running_mean.data().asnumpy().tolist()) == [[1.5, 1.5]] * 2

@@ -554,3 +554,57 @@ def test_a_trainer_of_another_thread_may_be_behind(rank, gather, first):
     mykv.barrier()
     thread.join()
     assert len(set(gather(checksum(net)))) == 1
+
+
+def _vector(rank):
+    parameter = gluon.Parameter("vector", shape=(2,), init="zeros")
+    parameter.initialize()
+    return parameter
+
+
+def _backward_of(parameter):
+    with autograd.record():
+        loss = parameter.data().sum()
+    loss.backward()
+
+
+@pytest.mark.ranks(2)
+def test_a_learning_rate_that_the_loop_sets_to_zero(rank, gather):
+    parameter = _vector(rank)
+    trainer = mykv.DistributedTrainer([parameter], "sgd", {"learning_rate": 1.0})
+    with mykv.join(trainer):
+        for rate in (1.0, 0.5, 0.0, 0.25)[: 4 if rank == 0 else 1]:
+            trainer.set_learning_rate(rate)
+            _backward_of(parameter)
+            trainer.step(1)
+    assert gather(parameter.data().asnumpy().tolist()) == [[-1.375, -1.375]] * 2  # 1 + (0.5 + 0 + 0.25) / 2
+
+
+@pytest.mark.ranks(2)
+def test_a_worker_without_a_batch_after_another_init(rank, gather):
+    parameter = _vector(rank)
+    trainer = mykv.DistributedTrainer([parameter], "sgd", {"learning_rate": 1.0})
+    _backward_of(parameter)
+    trainer.step(1)
+    mx.nd.waitall()
+    mykv.shutdown()
+    mykv.init()
+    with mykv.join(trainer) as joined:
+        for _ in range(2 if rank == 0 else 0):
+            _backward_of(parameter)
+            trainer.step(1)
+    assert joined.steps == 2
+    assert gather(parameter.data().asnumpy().tolist()) == [[-2.0, -2.0]] * 2
+
+
+@pytest.mark.ranks(2)
+def test_updates_that_ignore_stale_gradients_of_one_worker_alone(rank, gather):
+    parameter = _vector(rank)
+    trainer = mykv.DistributedTrainer([parameter], "sgd", {"learning_rate": 1.0})
+    for epoch in range(3):
+        with mykv.join(trainer):
+            for _ in range(2 if epoch else 1 - rank):  # in the first epoch rank 1 has no batch
+                _backward_of(parameter)
+                trainer.allreduce_grads()
+                trainer.update(1, ignore_stale_grad=True)
+    assert gather(parameter.data().asnumpy().tolist()) == [[-4.5, -4.5]] * 2
