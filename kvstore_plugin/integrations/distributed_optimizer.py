@@ -6,10 +6,12 @@ two methods that MXNet calls for an update.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import copy
 import functools
 import operator
-from typing import Any, NamedTuple, Sequence
+from typing import Any, ContextManager, Iterator, NamedTuple, Sequence
 
 from ..compat import arrays, patches
 from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
@@ -151,6 +153,20 @@ def note_order(optimizer: Any, trainer: gluon.Trainer, params: Any) -> None:
         optimizer._mean.order = naming.order_of(trainer._params, params)
 
 
+def refusing_rest(trainer: gluon.Trainer, ignore_stale: bool) -> ContextManager[None]:
+    """Context manager of a Trainer's updates with a DistributedOptimizer; a no-op with other optimizers.
+
+    An exception, such as MXNet's warning about a stale gradient, refuses the gradients that were not averaged: these
+    updates fail on the other workers, which would otherwise average them with those of this worker's next step. Not
+    with groups, whose names depend on lists that MXNet has not made yet.
+    """
+    optimizer = trainer._optimizer
+    if not isinstance(optimizer, DistributedOptimizer) or ignore_stale:
+        return contextlib.nullcontext()
+    trained = [number for number, one in enumerate(trainer._params) for _ in one._grad or ()]
+    return optimizer._mean.refusing_rest(trained)
+
+
 def averaging_like(before: Any, loaded: Any) -> Any:
     """The loaded optimizer, or a wrapper of it if it has replaced a DistributedOptimizer and does not average."""
     if not isinstance(before, DistributedOptimizer) or isinstance(loaded, DistributedOptimizer):
@@ -184,6 +200,7 @@ class _Mean:
         self.num_groups = num_groups
         self.order = naming.Order()  # the order of a gluon.Trainer's parameters
         self._other_orders = ""  # the error, if the members' orders differ
+        self._taken: list | None = None  # in refusing_rest(): indices of gradients that were averaged or refused
         self._first_use = first_use
 
     def __getstate__(self) -> dict:
@@ -217,6 +234,23 @@ class _Mean:
             raise
         self._push(groups, gradients)
 
+    @contextlib.contextmanager
+    def refusing_rest(self, indices: Sequence[int]) -> Iterator[None]:
+        """Context manager that refuses those of the indices that it has not averaged before an exception."""
+        self._taken = []
+        try:
+            yield
+        except BaseException as error:
+            if self.process_set.included() and not self.num_groups:
+                if self._first_use.is_due():
+                    self._meet()
+                left = collections.Counter(indices) - collections.Counter(self._taken)
+                reason = f"the update has failed on that rank: {str(error) or type(error).__name__}"
+                self._refuse([_Group([index], []) for index in left.elements()], reason)
+            raise
+        finally:
+            self._taken = None
+
     def _meet(self) -> None:
         orders = self._first_use.meet(self.order)
         if orders is not None:
@@ -249,9 +283,15 @@ class _Mean:
                     core.push_group(name, handles, handles, "sum", scale, priority, label=label)
                 else:
                     core.push_allreduce(name, handles, handles, "sum", scale, priority)
+            self._note_taken(group)
+
+    def _note_taken(self, group: _Group) -> None:
+        if self._taken is not None:
+            self._taken += group.indices
 
     def _refuse(self, groups: list[_Group], reason: str) -> None:
         for group in groups:
+            self._note_taken(group)
             self.process_set._core.refuse(self._name(group), reason)
 
     def _name(self, group: _Group) -> str:

@@ -35,7 +35,7 @@ from ..store.names import check_spelling, created, is_ours
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from . import amp, separate_steps
-from .distributed_optimizer import averaging_like, check_not_averaging, note_order
+from .distributed_optimizer import averaging_like, check_not_averaging, note_order, refusing_rest
 
 _ANOTHER_STORE = "another store than 'mykv'"
 _RECORD = "_record_of_mykv"  # the attribute of a Trainer that holds its _Record
@@ -403,7 +403,8 @@ def _public_update(original: Callable, self: gluon.Trainer, batch_size: Any, ign
 )
 def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = False) -> None:
     if not isinstance(self._kvstore, MyKV) and not was_attached(self):
-        original(self, ignore_stale_grad)
+        with refusing_rest(self, ignore_stale_grad):
+            original(self, ignore_stale_grad)
         return
     record = _record(self)
     _resume(self, record)

@@ -532,3 +532,37 @@ def test_after_shutdown_it_says_so_and_after_init_it_works_again(rank, gather):
     mykv.init()
     _updated(optimizer, 0, weight, gradient, None)
     assert (gradient.asnumpy() == 1.5).all()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("first", [True, False], ids=["first step", "later"])
+def test_a_stale_gradient_on_one_worker_is_an_error_on_both_and_the_next_step_works(rank, gather, first):
+    params = [gluon.Parameter(f"stale{number}", shape=(2,), init="zeros") for number in range(3)]
+    for parameter in params:
+        parameter.initialize()
+    trainer = gluon.Trainer(params, mykv.DistributedOptimizer(mx.optimizer.SGD(learning_rate=1.0)), kvstore=None)
+
+    def backward(factor, used=params):
+        with autograd.record():
+            loss = sum((parameter.data() * factor).sum() for parameter in used)
+        loss.backward()
+
+    if not first:
+        backward(4.0)
+        trainer.step(1)
+    backward(10.0, params[1:] if rank == 1 else params)
+    if rank == 1:
+        with pytest.raises(UserWarning, match="stale"):
+            trainer.step(1)
+    else:
+        with pytest.raises(MXNetError, match="refused by rank 1.*stale"):
+            trainer.step(1)
+            mx.nd.waitall()
+    clear_errors()
+    for parameter in params:
+        parameter.set_data(parameter.data() * 0)  # both workers' weights are as they were
+    for _ in range(2):
+        backward(rank + 1.0)
+        trainer.step(1)
+        assert params[0].grad().asnumpy().tolist() == [1.5, 1.5]
+    assert gather([parameter.data().asnumpy().tolist() for parameter in params]) == [[[-3.0, -3.0]] * 3] * 2
