@@ -42,6 +42,11 @@ def check() -> None:
         raise WorkersLost(f"{failure_detector.death}.")
 
 
+def reason_of(error: BaseException) -> str:
+    """The text of an exception for the other workers; its type if it has no text, as Ctrl-C has none."""
+    return str(error) or type(error).__name__
+
+
 def any_failure(error: BaseException) -> Any:
     """A WorkersLost that replaces an error of the core or MXNet if a worker was lost; otherwise the error itself."""
     sentence = failure_detector.lost()

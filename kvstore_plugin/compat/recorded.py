@@ -14,7 +14,7 @@ import itertools
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 from ..world import core as core_loader
-from . import arrays, forks
+from . import arrays, errors, forks
 from .mxnet import MXNetError, NDArray, autograd, mx
 
 # MXNet's request types for gradients.
@@ -111,7 +111,7 @@ def written(targets: Sequence[NDArray], asked: Sequence[Any]) -> Iterator[list[N
                     target += one
     except Exception as error:
         for target in targets:
-            fail(target, str(error) or type(error).__name__)
+            fail(target, errors.reason_of(error))
 
 
 def fail(array: NDArray, reason: str) -> None:

@@ -366,7 +366,7 @@ class refusing:
         if error is None or self._started or isinstance(error, MXNetError):
             return
         rejected = self._what and isinstance(error, (RuntimeError, ValueError, MemoryError))
-        reason = f"{self._what}: {error}." if rejected else str(error) or type(error).__name__
+        reason = f"{self._what}: {error}." if rejected else errors.reason_of(error)
         self._refuse(reason)
         if rejected:
             raise ArgumentValueError(reason) from error

@@ -97,8 +97,8 @@ def updates(trainer: gluon.Trainer | None, reducers: Sequence[Reducer]) -> Itera
             for fence in reducer.fences:
                 fence.push()
     except BaseException as error:
-        if trainer is not None and load_tracking.is_own(error):
-            load_tracking.note_failure(trainer._params, trainer)
+        if trainer is not None:
+            load_tracking.note_error(error, trainer)
         raise
     finally:
         updating.trainer = before

@@ -13,7 +13,7 @@ import functools
 import operator
 from typing import Any, ContextManager, Iterator, NamedTuple, Sequence
 
-from ..compat import arrays, patches
+from ..compat import arrays, errors, patches
 from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
 from ..compat.arguments import check_is_added, positive_number, whole_number
 from ..compat.mxnet import NDArray, gluon, mx
@@ -163,8 +163,7 @@ def refusing_rest(trainer: gluon.Trainer, ignore_stale: bool) -> ContextManager[
     optimizer = trainer._optimizer
     if not isinstance(optimizer, DistributedOptimizer) or ignore_stale:
         return contextlib.nullcontext()
-    trained = [number for number, one in enumerate(trainer._params) for _ in one._grad or ()]
-    return optimizer._mean.refusing_rest(trained)
+    return optimizer._mean.refusing_rest(trainer._params)
 
 
 def averaging_like(before: Any, loaded: Any) -> Any:
@@ -235,8 +234,8 @@ class _Mean:
         self._push(groups, gradients)
 
     @contextlib.contextmanager
-    def refusing_rest(self, indices: Sequence[int]) -> Iterator[None]:
-        """Context manager that refuses those of the indices that it has not averaged before an exception."""
+    def refusing_rest(self, params: Sequence[Any]) -> Iterator[None]:
+        """Context manager that refuses those gradients of Parameters that it has not averaged before an exception."""
         self._taken = []
         try:
             yield
@@ -244,8 +243,9 @@ class _Mean:
             if self.process_set.included() and not self.num_groups:
                 if self._first_use.is_due():
                     self._meet()
-                left = collections.Counter(indices) - collections.Counter(self._taken)
-                reason = f"the update has failed on that rank: {str(error) or type(error).__name__}"
+                trained = [number for number, one in enumerate(params) for _ in one._grad or ()]
+                left = collections.Counter(trained) - collections.Counter(self._taken)
+                reason = f"the update has failed on that rank: {errors.reason_of(error)}"
                 self._refuse([_Group([index], []) for index in left.elements()], reason)
             raise
         finally:

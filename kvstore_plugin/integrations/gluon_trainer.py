@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator
 
 import numpy as np
 
-from ..compat import arrays, patches
+from ..compat import arrays, errors, patches
 from ..compat.mxnet import DeferredInitializationError, MXNetError, gluon
 from ..coordination import agreement, deadlock_check, operation, step_label
 from ..coordination.operation_names import FirstUse, KeptNames
@@ -152,7 +152,7 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
             try:
                 reducer.meet_loaded()
             except BaseException as error:  # the other workers have taken a step, or will take none either
-                batch_norm_calls.end_step(self._params, _process_set_of(self), _reason(error))
+                batch_norm_calls.end_step(self._params, _process_set_of(self), errors.reason_of(error))
                 raise
     if is_ours(self._kvstore_params["kvstore"]):
         amp.update_on_workers(self)
@@ -302,7 +302,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
                 if parameter.grad_req != "null":
                     parameter.list_grad()  # raises an error for a Parameter without values
         except BaseException as error:
-            _refuse_and_count(self, reducer.refuse, _reason(error))
+            _refuse_and_count(self, reducer.refuse, errors.reason_of(error))
             raise
         with StepGuard(self, [reducer]), step_guard.updates(self, ()):
             reducer.compress(self._kvstore._wire)
@@ -367,8 +367,8 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
     except BaseException as error:
         if record.told is Told.NOTHING:
             _refuse(self, error)
-        elif record.told is Told.SUMS and load_tracking.is_own(error):
-            load_tracking.note_failure(self._params, self)
+        elif record.told is Told.SUMS:
+            load_tracking.note_error(error, self)
         raise
     finally:
         record.is_stepping = record.ignores_stale = False
@@ -430,7 +430,7 @@ def _compare(trainer: gluon.Trainer, reducer: DenseReducer, ignore_stale: bool) 
             if not ignore_stale:
                 step_guard.check_fresh(trainer._params)
         except BaseException as error:
-            reducer.refuse_comparison(str(error) or type(error).__name__)
+            reducer.refuse_comparison(errors.reason_of(error))
             raise
         reducer.compare(label)
         if ignore_stale:
@@ -585,12 +585,8 @@ def _awaited_by(trainer: gluon.Trainer) -> list[int]:
 
 def _refuse(trainer: gluon.Trainer, error: BaseException) -> None:
     """Refuse a step that only the other workers have begun, and count an update, as they do."""
-    _refuse_and_count(trainer, _reducer_of(trainer).refuse, _reason(error))
-    batch_norm_calls.end_step(trainer._params, _process_set_of(trainer), _reason(error))
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    _refuse_and_count(trainer, _reducer_of(trainer).refuse, errors.reason_of(error))
+    batch_norm_calls.end_step(trainer._params, _process_set_of(trainer), errors.reason_of(error))
 
 
 def _refuse_awaited(trainer: gluon.Trainer, reason: str) -> None:

@@ -28,8 +28,8 @@ from .naming import Named, described
 from .trainer_state import updates_counted
 
 _LABEL = (
-    "a step after load_parameters(), load_states(), a failed update or broadcast (if only some workers did "
-    "that, call broadcast_states() on all afterwards)"
+    "a step after load_parameters(), load_states(), a failed update or broadcast (if only some workers did that, call "
+    "broadcast_states() on all afterwards)"
 )
 
 # MXNetErrors about the arguments of this worker.
@@ -216,13 +216,14 @@ def note_failure(parameters: Sequence[Parameter], trainer: Any = None) -> None:
             _failed.setdefault(parameter, count)
 
 
-def is_own(error: BaseException) -> bool:
-    """Whether an error in an update may be this worker's alone.
+def note_error(error: BaseException, trainer: gluon.Trainer) -> None:
+    """Record a failed update of a trainer, if its error may be this worker's alone.
 
     An MXNetError that is not about this worker's own arguments may come from another worker. Then all workers that wait
     in the update get it.
     """
-    return not isinstance(error, MXNetError) or isinstance(error, _OWN)
+    if not isinstance(error, MXNetError) or isinstance(error, _OWN):
+        note_failure(trainer._params, trainer)
 
 
 def forget(parameters: Iterable[Parameter]) -> None:

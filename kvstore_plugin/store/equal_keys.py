@@ -92,7 +92,7 @@ class EqualKeys:
                     self._end(one, one.run())
                 except BaseException as error:
                     if one is None or not one.has_begun():
-                        self.refuse(f"{call}: {str(error) or type(error).__name__}", name)
+                        self.refuse(f"{call}: {errors.reason_of(error)}", name)
                     elif not one.is_interrupted(error):
                         self._comparison = None
                         if errors.code_of(error) == "given_up" and process.rank() in error.ranks:

@@ -15,7 +15,7 @@ from ..collectives import gather
 from ..collectives.gradient_compression import gradient_compression
 from ..collectives.row_sparse import is_row_sparse
 from ..collectives.sparse_values import assign, push_broadcast, summed
-from ..compat import arrays
+from ..compat import arrays, errors
 from ..compat.argument_errors import ArgumentValueError
 from ..compat.mxnet import HAS_GPUS, KVStoreBase, MXNetError, NDArray, SparseNDArray, mx
 from ..coordination import deadlock_check, operation, operation_names
@@ -642,7 +642,7 @@ class MyKV(KVStoreBase):
         if listed is not None and isinstance(error, MXNetError) and not is_of_arguments:
             return  # NaiveEngine has run the operation, and the other ranks get the error
         names = requests.names(self._scope, key) if listed is None else [call.name for call in listed[len(taken) :]]
-        reason = str(error) or type(error).__name__
+        reason = errors.reason_of(error)
         for name in names:
             self._refuse(name, reason, method)
         if self._updates_on(method) and not taken:
@@ -694,7 +694,7 @@ class MyKV(KVStoreBase):
         except BaseException as error:
             for later in listed[1:]:
                 taken.append(later)
-                self._refuse(later.name, str(error) or type(error).__name__, "push")
+                self._refuse(later.name, errors.reason_of(error), "push")
             raise
 
     def _update(self, listed: list[Call], taken: list, priority: int, with_outputs: bool) -> None:
@@ -730,7 +730,7 @@ class MyKV(KVStoreBase):
                 self._optimizer.assign((call.key, self._values.home(call)) for call in listed)
         except BaseException as error:
             taken.extend(listed)
-            self._refuse_all(listed, "push", str(error) or type(error).__name__)
+            self._refuse_all(listed, "push", errors.reason_of(error))
             raise
 
     def _update_by_optimizer(self, listed: list[Call], taken: list, priority: int, with_outputs: bool) -> None:
@@ -748,7 +748,7 @@ class MyKV(KVStoreBase):
                     update_order.meet(self._process_set, self._scope, call)
                 except BaseException as error:
                     taken.extend(calls)
-                    ShardedUpdate.refuse(self._process_set._core, call.name, str(error) or type(error).__name__)
+                    ShardedUpdate.refuse(self._process_set._core, call.name, errors.reason_of(error))
                     self._refuse_later(calls, error)
                     raise
             self._update_one(calls, taken, [home, *copies], priority)

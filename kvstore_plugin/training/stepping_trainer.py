@@ -93,9 +93,9 @@ class SteppingTrainer(MeetingTrainer):
         `steps`: the number of steps counted before it.
         """
         if self._told is Told.NOTHING:
-            self._refuse(f"the step has failed on that rank: {str(error) or type(error).__name__}")
-        elif self._told is Told.SUMS and self._store_optimizer is None and load_tracking.is_own(error):
-            load_tracking.note_failure(self._params, self)
+            self._refuse(f"the step has failed on that rank: {errors.reason_of(error)}")
+        elif self._told is Told.SUMS and self._store_optimizer is None:
+            load_tracking.note_error(error, self)
         if self._clipping is not None:
             self._clipping.refuse(f"the step was interrupted on that rank: {error}")
         if self._steps == steps and any(reducer.has_begun() for reducer in self._gradients):
@@ -299,10 +299,6 @@ class SteppingTrainer(MeetingTrainer):
     def _count_and_update(self, ignore_stale: bool, label: str) -> None:
         """Count a step, and update from the reduced gradients; `label`: the step's, empty outside of step()."""
         self._count_step()
-        self._clip_and_update(ignore_stale, label)
-        self._told = Told.ALL
-
-    def _clip_and_update(self, ignore_stale: bool, label: str) -> None:
         if self._clipping is None:
             self._make_updates(ignore_stale)
             return
@@ -341,6 +337,7 @@ class SteppingTrainer(MeetingTrainer):
         elif not amp.skips_step(self, self._workers):
             with amp.without_scaler(self):
                 self._run_updaters(ignore_stale)
+        self._told = Told.ALL
 
     def _count_step(self, refusal: str | None = None) -> None:
         """Count a step, once on each worker, and push its periodic operations.

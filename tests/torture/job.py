@@ -18,7 +18,6 @@ from typing import Callable
 from harness import launcher
 from harness.processes import Launch, send_signal
 
-_TESTS = Path(__file__).resolve().parent.parent
 _TAIL = 3000  # characters of output that a failure shows
 
 
@@ -78,9 +77,8 @@ class Job:
         self.ranks = ranks
         self.directory = Path(tempfile.mkdtemp(prefix="mykv-torture-"))
         program = [sys.executable, "-m", module, *map(str, arguments)]
-        path = ":".join(filter(None, [str(_TESTS), os.environ.get("PYTHONPATH")]))
         folder = {"TMPDIR": str(self.directory)} if has_folder else {}
-        own = {"PYTHONPATH": path, "MYKV_VIRTUAL_HOSTS": str(hosts), **folder, **(env or {})}
+        own = {"MYKV_VIRTUAL_HOSTS": str(hosts), **folder, **(env or {})}
         self._output = (self.directory / "output").open("wb")
         self._begin = time.monotonic()
         line = command(program) if command else launcher.command(ranks, program, options)

@@ -556,7 +556,7 @@ def test_a_trainer_of_another_thread_may_be_behind(rank, gather, first):
     assert len(set(gather(checksum(net)))) == 1
 
 
-def _vector(rank):
+def _vector():
     parameter = gluon.Parameter("vector", shape=(2,), init="zeros")
     parameter.initialize()
     return parameter
@@ -570,7 +570,7 @@ def _backward_of(parameter):
 
 @pytest.mark.ranks(2)
 def test_a_learning_rate_that_the_loop_sets_to_zero(rank, gather):
-    parameter = _vector(rank)
+    parameter = _vector()
     trainer = mykv.DistributedTrainer([parameter], "sgd", {"learning_rate": 1.0})
     with mykv.join(trainer):
         for rate in (1.0, 0.5, 0.0, 0.25)[: 4 if rank == 0 else 1]:
@@ -582,7 +582,7 @@ def test_a_learning_rate_that_the_loop_sets_to_zero(rank, gather):
 
 @pytest.mark.ranks(2)
 def test_a_worker_without_a_batch_after_another_init(rank, gather):
-    parameter = _vector(rank)
+    parameter = _vector()
     trainer = mykv.DistributedTrainer([parameter], "sgd", {"learning_rate": 1.0})
     _backward_of(parameter)
     trainer.step(1)
@@ -599,7 +599,7 @@ def test_a_worker_without_a_batch_after_another_init(rank, gather):
 
 @pytest.mark.ranks(2)
 def test_updates_that_ignore_stale_gradients_of_one_worker_alone(rank, gather):
-    parameter = _vector(rank)
+    parameter = _vector()
     trainer = mykv.DistributedTrainer([parameter], "sgd", {"learning_rate": 1.0})
     for epoch in range(3):
         with mykv.join(trainer):
