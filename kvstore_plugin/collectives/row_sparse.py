@@ -15,7 +15,7 @@ workers.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -58,6 +58,27 @@ class Workspace:
 
     def __reduce__(self) -> tuple:
         return Workspace, (self._process_set,)
+
+
+class Sending(operation.Turn):
+    """The turn in an operation of a sum of rows, which the ranks start if any rank has rows for it.
+
+    Attributes
+    ----------
+    what : int or dtype
+        The operation sends the row numbers of this rank, or sums the rows of this dtype.
+    """
+
+    __slots__ = ("_is_needed", "what")
+
+    def __init__(self, process_set: ProcessSet, name: str, call: str, what: Any, is_needed: Any) -> None:
+        super().__init__(process_set, name, call)
+        self.what = what
+        self._is_needed = is_needed  # given what all ranks have told, whether the ranks start the operation
+
+    def _post_refusal(self, reason: str) -> None:
+        if self._is_needed(self.met):
+            super()._post_refusal(reason)
 
 
 class Contribution(NamedTuple):
@@ -121,9 +142,45 @@ def contribution(replicas: Sequence[NDArray], what: str, left_out: Sequence[bool
     return Contribution(tuple(replicas[0].shape), dtype, indices, devices)
 
 
+def turns(process_set: ProcessSet, name: str, contributions: Sequence[Contribution], first: int = 0) -> list[Sending]:
+    """The turns in the operations of `allreduce`, for `Turn.agreed` before the ranks exchange the numbers of rows.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+    name : str
+        The prefix of the names by which the operations are matched.
+    contributions : sequence of Contribution
+    first : int, optional
+        The position of the first number of rows in the exchange; those of the other contributions follow.
+    """
+    last = first + len(contributions)
+    sendings = [
+        Sending(
+            process_set,
+            f"{name}/indices of {rank}",
+            "an exchange of row numbers",
+            rank,
+            lambda met, rank=rank: len(met) > 1 and met[rank, first:last].any(),
+        )
+        for rank in range(process_set.size())
+    ]
+    for dtype in dict.fromkeys(contribution.dtype for contribution in contributions):
+        columns = [first + i for i, one in enumerate(contributions) if one.dtype == dtype and one.width]
+        sendings.append(
+            Sending(
+                process_set,
+                f"{name}/rows of {dtype.name}",
+                "a sum of sparse rows",
+                dtype,
+                lambda met, columns=columns: met[:, columns].any(),
+            )
+        )
+    return sendings
+
+
 def allreduce(
-    process_set: ProcessSet,
-    name: str,
+    sendings: Sequence[Sending],
     contributions: Sequence[Contribution],
     counts: np.ndarray,
     scale: float = 1.0,
@@ -135,10 +192,8 @@ def allreduce(
 
     Parameters
     ----------
-    process_set : ProcessSet
-        The workers that call this function.
-    name : str
-        The prefix of the names by which the operations are matched.
+    sendings : sequence of Sending
+        From `turns`.
     contributions : sequence of Contribution
         The same number on all workers, of the same shapes and dtypes.
     counts : ndarray of int64, shape (size, len(contributions))
@@ -164,7 +219,8 @@ def allreduce(
     MXNetError
         A rank has left the job.
     """
-    unions = _unions(process_set, name, contributions, counts, priority)
+    taken = {sending.what: sending for sending in sendings}
+    unions = _unions(taken, contributions, counts, priority)
     sums: list[Any] = [None] * len(contributions)
     for dtype in dict.fromkeys(contribution.dtype for contribution in contributions):
         members = [number for number, contribution in enumerate(contributions) if contribution.dtype == dtype]
@@ -174,7 +230,7 @@ def allreduce(
         if not count:
             views = _laid_out(*parts)[1]
         else:
-            with operation.Turn(process_set, f"{name}/rows of {dtype.name}", "a sum of sparse rows") as turn:
+            with taken[dtype] as turn:
                 if workspace is None:
                     inputs, views = _laid_out(*parts)
                     work = turn.submit(turn.core.submit_allreduce, inputs, [inputs[0]], **options)
@@ -294,7 +350,7 @@ def _union(lists: Sequence[np.ndarray], row_count: int) -> np.ndarray:
 
 
 def _unions(
-    process_set: ProcessSet, name: str, contributions: Sequence[Contribution], counts: np.ndarray, priority: int
+    taken: Mapping[Any, Sending], contributions: Sequence[Contribution], counts: np.ndarray, priority: int
 ) -> list[np.ndarray]:
     """For each contribution, the rows that any worker holds."""
     if len(counts) == 1 or not counts.any():
@@ -303,12 +359,11 @@ def _unions(
     ends = np.cumsum(counts.sum(axis=1))
     gathered = np.empty(ends[-1], dtype=np.int64)
     parts = np.split(gathered, ends[:-1])
-    me = process_set.rank()
     works = []
     for rank, part in enumerate(parts):
         if part.size:
-            with operation.Turn(process_set, f"{name}/indices of {rank}", "an exchange of row numbers") as turn:
-                sent = own if rank == me else None
+            with taken[rank] as turn:
+                sent = own if rank == turn.core.rank() else None
                 works.append(turn.submit(turn.core.submit_broadcast, sent, [part], root=rank, priority=priority))
     for work in works:
         operation.wait(work)

@@ -85,8 +85,9 @@ def summed(
     """
     with operation.Turn(process_set, name, what) as turn:
         one = row_sparse.contribution(values, what)
+        sendings = turn.agreed(row_sparse.turns(process_set, name, [one]))
         counts = turn.meet(f"{label}a sum of {one}", [one.indices.size])
-    return row_sparse.allreduce(process_set, name, [one], counts, priority=priority)[0]
+        return row_sparse.allreduce(sendings, [one], counts, priority=priority)[0]
 
 
 def assign(array: NDArray, rows: Rows) -> None:

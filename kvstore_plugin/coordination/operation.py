@@ -88,6 +88,7 @@ class Turn:
         if not self._started:
             process.refusals += 1
             self._refuse(reason)
+            error.refused_turn_of = self.name  # for has_taken_turn()
             self._tell()
         elif self._agreed:
             _refuse_after(self._started[0], self._agreed, reason)
@@ -263,6 +264,27 @@ def start(started: list, function: Callable[[], Any]) -> None:
     started.extend(itertools.islice(iter(function, _NEVER), 1))
 
 
+def must_refuse(started: list, error: BaseException) -> bool:
+    """Whether this rank must refuse an operation that `start` should have started before this error.
+
+    After an MXNetError it must not: NaiveEngine has run the operation, and the other ranks get the error.
+    """
+    return not started and not isinstance(error, MXNetError)
+
+
+def has_taken_turn(name: str, error: BaseException) -> bool:
+    """Whether the ranks have no result of an exchange of this name that has raised an error on this rank.
+
+    False after an exception of a signal handler in the wait: the other ranks may get the result.
+    """
+    return isinstance(error, RuntimeError) or getattr(error, "refused_turn_of", "") == name
+
+
+def start_and_note(started: list, function: Callable[[], Any], what: Any) -> None:
+    """Like `start`, but append the pair of the result and `what`."""
+    started.extend(itertools.islice(zip(iter(function, _NEVER), [what]), 1))
+
+
 def _refuse_after(meeting: Any, turns: Sequence[Turn], reason: str) -> None:
     """Refuse the open turns if the preceding meeting succeeds; otherwise no rank takes them."""
     turns = [turn for turn in turns if not turn._started]
@@ -348,14 +370,17 @@ class refusing:
         Given the reason, refuses the turn.
     what : str, optional
         Subject of the error. If given, an ArgumentValueError is raised if the core rejects the arrays.
+    started : list, optional
+        The list for `start`, which may have elements from earlier operations.
     """
 
-    __slots__ = ("_refuse", "_started", "_what")
+    __slots__ = ("_before", "_refuse", "_started", "_what")
 
-    def __init__(self, refuse: Callable[[str], None], what: str = "") -> None:
+    def __init__(self, refuse: Callable[[str], None], what: str = "", started: list | None = None) -> None:
         self._refuse = refuse
         self._what = what
-        self._started: list[Any] = []
+        self._started: list[Any] = [] if started is None else started
+        self._before = len(self._started)
 
     def __enter__(self) -> list[Any]:
         """For `start`: after it no exception refuses the turn, not even that of a signal handler."""
@@ -363,7 +388,7 @@ class refusing:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         # After an MXNetError no turn is refused: NaiveEngine has run the operation, and the other ranks get the error.
-        if error is None or self._started or isinstance(error, MXNetError):
+        if error is None or len(self._started) > self._before or isinstance(error, MXNetError):
             return
         rejected = self._what and isinstance(error, (RuntimeError, ValueError, MemoryError))
         reason = f"{self._what}: {error}." if rejected else errors.reason_of(error)

@@ -17,6 +17,7 @@ import numpy as np
 from ..collectives.gradient_compression import counts_elements
 from ..compat import arrays
 from ..compat.mxnet import NDArray, Parameter
+from ..coordination import operation
 from ..sharded_optimizer.optimizer import Member, ShardedUpdate, StoreOptimizer
 from ..world import process
 from ..world.process_set import ProcessSet
@@ -96,7 +97,7 @@ class Operation(NamedTuple):
     name: str
     members: Sequence[BucketMember]
     layout: str  # describes the places in the bucket; empty if the gradients are copied
-    push: Callable[[str], None]  # takes the label of the step
+    push: Callable[[str], None]  # takes the label of the step; a function of the core, or one that notes its start
     priority: int  # the highest priority of its gradients
     update: ShardedUpdate | None = None  # the update after the sum, with an optimizer on the store
     push_in_place: Callable[[str, str], None] | None = None  # for gradients in place: takes another name and `turn_of`
@@ -132,6 +133,7 @@ class Comparison:
 
     def push(
         self,
+        started: list[Any],
         name: str,
         written: Sequence[NDArray],
         priority: int,
@@ -143,6 +145,8 @@ class Comparison:
 
         Parameters
         ----------
+        started : list
+            Gets an element when the operation has started, as in `operation.start`.
         name : str
             The name of the operation.
         written : sequence of NDArray
@@ -161,10 +165,8 @@ class Comparison:
             if self._buffer is None or not self._buffer.attached:
                 self._buffer = self._process_set._core.allocate(1)
             buffer, content = self._buffer, ("uint8", "of nothing")
-        operation = process.core.PreparedBucket(
-            name, buffer, 0, 1, *content, arrays.handles(written), priority=priority
-        )
-        operation.push(label, turn_of)
+        prepared = process.core.PreparedBucket(name, buffer, 0, 1, *content, arrays.handles(written), priority=priority)
+        operation.start(started, functools.partial(prepared.push, label, turn_of))
 
     def __reduce__(self) -> tuple:
         return Comparison, (self._process_set,)
@@ -270,15 +272,14 @@ def _copied(scope: str, reduction: Reduction, members: Sequence[BucketMember]) -
     if len(members) == 1:
         handles = arrays.handles(members[0].parameter._grad)
 
-        def push(label: str) -> None:
-            process_set._core.push_allreduce(name, handles, handles, "sum", scale, priority, label, **compressed)
-
+        push = functools.partial(
+            process_set._core.push_allreduce, name, handles, handles, "sum", scale, priority, **compressed
+        )
         return Operation(name, members, "", push, priority)
     handles = arrays.handles([member.parameter._grad[0] for member in members])
-
-    def push_all(label: str) -> None:
-        process_set._core.push_group(name, handles, handles, "sum", scale, priority, label, **compressed)
-
+    push_all = functools.partial(
+        process_set._core.push_group, name, handles, handles, "sum", scale, priority, **compressed
+    )
     return Operation(name, members, "", push_all, priority)
 
 

@@ -23,7 +23,7 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 
-from ..compat import arrays
+from ..compat import arrays, errors
 from ..compat.mxnet import MXNetError, NDArray, Parameter, mx
 from ..coordination import hook_operations, operation
 from ..coordination.hook_operations import HookOperations
@@ -134,6 +134,11 @@ class HookedOperation:
         Number of operations that the hook starts, by the bucket's name; the same names on all ranks.
     when_updated : dict of callable
         Functions to call after the updates of this step.
+
+    Attributes
+    ----------
+    started : list
+        Not empty if this rank has taken or refused the turn of this step.
     """
 
     def __init__(
@@ -156,21 +161,19 @@ class HookedOperation:
         self._run = self._new_run()
         self._has_met = False  # whether this rank has exchanged the number in this turn, or need not do so
         self._may_ask = False  # whether this rank may still ask, in this turn, if all ranks start more operations
+        self.started: list[Any] = []
         self._has_ended = True  # whether this rank has taken or refused all parts of the last turn
 
     def push(self, label: str) -> None:
-        """Begin the turn of this step, and run the hook. If this method raises an error, the turn has begun too."""
-        core = self._process_set._core
-        try:
-            self._comparison.push(self._name, self._gradients(), self._priority, label)
-        except MXNetError:  # NaiveEngine has run the comparison
-            self._begin()
-            raise
-        except BaseException as error:
-            core.refuse(self._name, str(error))
-            self._begin()
-            raise
+        """Begin the turn of this step, and run the hook. After an error `started` tells whether the turn has begun."""
         self._begin()
+        try:
+            self._comparison.push(self.started, self._name, self._gradients(), self._priority, label)
+        except BaseException as error:
+            if operation.must_refuse(self.started, error):
+                self._process_set._core.refuse(self._name, errors.reason_of(error))
+            self.started.append(None)
+            raise
         try:
             with arrays.not_recorded(), self._run.running():
                 self._call()
@@ -182,21 +185,24 @@ class HookedOperation:
 
     def end(self) -> None:
         """End the turn: the gradients wait until the hook has run on all ranks, or carry the error of a rank."""
-        self._has_ended = True
         name = _end_of(self._name)
+        label = f"the end of a communication hook that has started {self._run.by_hook} operations"
+        started: list[Any] = []
         try:
-            label = f"the end of a communication hook that has started {self._run.by_hook} operations"
-            self._comparison.push(name, self._gradients(), self._priority, label, turn_of=self._name)
-        except MXNetError:  # NaiveEngine has run the comparison
-            raise
+            self._has_ended = True
+            self._comparison.push(started, name, self._gradients(), self._priority, label, turn_of=self._name)
         except BaseException as error:
-            self._process_set._core.refuse(name, str(error), turn_of=self._name)
+            if operation.must_refuse(started, error):
+                self._refuse_end(errors.reason_of(error))
             raise
+
+    def _refuse_end(self, reason: str) -> None:
+        self._process_set._core.refuse(_end_of(self._name), reason, turn_of=self._name)
 
     def refuse(self, reason: str) -> None:
         """Refuse the turn of a step."""
         self._process_set._core.refuse(self._name, reason)
-        self._begin()
+        self.begin_again()
         self.refuse_rest(reason)
 
     def refuse_rest(self, reason: str) -> None:
@@ -209,7 +215,7 @@ class HookedOperation:
             self._process_set._core.refuse(_meeting_of(self._name), reason)
         self._refuse_question(reason)
         self._refuse_operations(self._counts.get(self._name, 0), reason)
-        self._process_set._core.refuse(_end_of(self._name), reason, turn_of=self._name)
+        self._refuse_end(reason)
 
     @staticmethod
     def reason(error: BaseException) -> str:
@@ -219,6 +225,7 @@ class HookedOperation:
     def begin_again(self) -> None:
         """Record that another call has taken the first part of a turn."""
         self._begin()
+        self.started.append(None)
 
     def _begin(self) -> None:
         self._run = self._new_run()

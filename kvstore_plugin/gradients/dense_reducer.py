@@ -12,6 +12,7 @@ import operator
 import weakref
 from typing import Any, Callable, Sequence
 
+from ..compat import errors
 from ..compat.mxnet import MXNetError, NDArray, Parameter, fill_with_zeros
 from ..coordination import agreement
 from ..coordination.operation import exchange
@@ -67,6 +68,7 @@ class DenseReducer(PlannedReducer):
         return not all(map(operator.is_, map(_grad_of, self._parameters), self._seen))
 
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
+        self.is_begun = False
         self._compares = compares
         self._when_updated.clear()
         if self._moved():
@@ -82,7 +84,6 @@ class DenseReducer(PlannedReducer):
                 operation for operation in operations if any(id(member) in used for member in operation.members)
             ]
             keys = {member.key for operation in operations for member in operation.members if id(member) in used}
-        self.is_due = compares is not Comparing.NOTHING and bool(self._operations)
         if compares is Comparing.UPDATE:
             self._sums.begin()
         if self._reduction.store_optimizer is not None:
@@ -112,11 +113,7 @@ class DenseReducer(PlannedReducer):
             nothing the gradients carry it. Or a value on this rank carries an error.
         """
         label = load_tracking.label(self._parameters)
-        try:
-            numbers = [] if self.values_may_differ else load_tracking.numbers_of(self._named)
-        except Exception as error:
-            self._refuse_step(str(error))
-            raise
+        numbers = [] if self.values_may_differ else load_tracking.numbers_of(self._named)
 
         def compare(name: str) -> None:
             met = exchange(self._process_set, name, label, label, numbers)
@@ -136,33 +133,45 @@ class DenseReducer(PlannedReducer):
     def _push_all(self, operations: Sequence[Operation], label: str) -> None:
         # By these marks of operations the core counts steps, and measures the time of sums and updates. "some" marks
         # the operations of a step, "last" the operation whose gradients, near the input, backward writes last.
-        mark, last = process.core.set_step_phase, max(operations, key=_priority_of, default=None)
-        mark("some")
+        mark, priorities = process.core.set_step_phase, [*map(_priority_of, operations)]
+        last = priorities.index(max(priorities)) if operations else 0
+        begun: list[Any] = []  # grows by an element in the instruction that starts an operation, see operation.start()
+        turns = self.turns + 1
+        for operation in operations if self._reduction.hook is not None else ():
+            operation.hooked.started = []
         try:
-            for number, operation in enumerate(operations):
-                if operation is last and operation.hooked is None:
-                    mark("last")
-                try:
-                    operation.push(label)
-                except BaseException as error:
-                    # The failed operation has taken its turn if NaiveEngine has run it, if it has a hook, or if its
-                    # update has begun.
-                    begun = operation.update is not None and operation.update.is_begun()
-                    pushed = isinstance(error, MXNetError) or operation.hooked is not None or begun
-                    reason = str(error) if operation.hooked is None else operation.hooked.reason(error)
-                    self._refuse_rest(operations[: number + pushed], operations[number + pushed :], reason)
-                    raise
+            self.is_due = self._compares is not Comparing.NOTHING and bool(self._operations)
+            mark("some")
+            before = operations if self._reduction.hook is not None else operations[:last]
+            begun.extend(map(operator.methodcaller("push", label), before))
+            mark("last")
+            begun.extend(map(operator.methodcaller("push", label), operations[len(before) :]))
             # Buckets end after all hooks: if the last hook fails, no worker uses a gradient.
-            for operation in operations if self._reduction.hook is not None else ():
-                if operation is last:
-                    mark("last")
-                try:
-                    operation.hooked.end()
-                except BaseException as error:
-                    self._refuse_rest(operations, [], str(error))
-                    raise
+            for number, operation in enumerate(operations) if self._reduction.hook is not None else ():
+                mark("last" if number >= last else "some")
+                operation.hooked.end()
+            self.turns, self.is_begun = turns, True
+        except BaseException as error:  # including those of signal handlers
+            self.turns, self.is_begun = turns, len(begun) == len(operations)
+            self._refuse_unpushed(operations, len(begun), error)
+            raise
         finally:
             mark("")
+
+    def _refuse_unpushed(self, operations: Sequence[Operation], pushed: int, error: BaseException) -> None:
+        """After an error in a step whose first `pushed` operations have started: refuse the rest of the step."""
+        reason = str(error)
+        if pushed < len(operations):
+            # The failed operation has taken its turn if NaiveEngine has run it, or if its hook or update has begun.
+            failed = operations[pushed]
+            has_begun = isinstance(error, MXNetError)
+            if failed.hooked is not None:
+                reason = failed.hooked.reason(error)
+                has_begun = bool(failed.hooked.started)
+            elif failed.update is not None:
+                has_begun = has_begun or failed.update.is_begun()
+            pushed += has_begun
+        self._refuse_rest(operations[:pushed], operations[pushed:], reason)
 
     def update(self) -> None:
         if not self._to_update:
@@ -266,9 +275,8 @@ class DenseReducer(PlannedReducer):
     def refuse(self, reason: str) -> None:
         self.leave_out_comparison(reason)
         self.redefer(reason)
-        self._refuse_step(reason)
-
-    def _refuse_step(self, reason: str) -> None:
+        self.is_begun = False
+        self.turns += 1
         if not self._operations:
             self._process_set._core.refuse(self._exchange_name, reason)
         for operation in self._operations:
@@ -292,14 +300,19 @@ class DenseReducer(PlannedReducer):
         return used
 
     def _ask(self, exchange: Callable[[str], Any]) -> Any:
+        turns = self.turns
         try:
             return super()._ask(exchange)
-        except RuntimeError as error:
-            sentence = f"The ranks do not take the same step of {self._scope}: {error}"
+        except BaseException as error:
+            if self.turns == turns:
+                raise
+            sentence = f"The ranks do not take the same step of {self._scope}: {errors.reason_of(error)}"
             # The first operation's turn is taken. Other ranks may wait for its weights and the later operations.
             if self._operations and self._operations[0].hooked is not None:
                 self._operations[0].hooked.begin_again()
             self._refuse_rest(self._operations[:1], self._operations[1:], sentence)
+            if not isinstance(error, RuntimeError):
+                raise
             raise MXNetError(sentence) from None  # the message contains its text
 
     def __getstate__(self) -> dict:

@@ -72,10 +72,6 @@ class PlannedReducer(SharedReducer):
         self._hook_counts: dict[str, int] = {}  # number of operations that the hook starts, by bucket name
         self._when_updated: dict[Any, Callable[[], None]] = {}  # to be called after a step's updates
 
-    def _refuse_step(self, reason: str) -> None:
-        """Refuse the operations of a step, since its gradients cannot be read."""
-        raise NotImplementedError
-
     def meet(self, meeting: str, options: Sequence[str]) -> None:
         """Compare the parameters with the other ranks, before the first step. Waits for the other ranks.
 
@@ -150,13 +146,9 @@ class PlannedReducer(SharedReducer):
         """Read the gradient arrays again, and agree on operations with the other ranks again."""
         self._check_values()
         active = [member for member in self._members if member.parameter._grad is not None]
-        try:
-            for member in active:
-                arrays.as_list(member.parameter._grad, f"gradient of {member.label}")
-            placement.check_devices((member.label, member.parameter) for member in active)
-        except ValueError as error:
-            self._refuse_step(str(error))
-            raise
+        for member in active:
+            arrays.as_list(member.parameter._grad, f"gradient of {member.label}")
+        placement.check_devices((member.label, member.parameter) for member in active)
         store_optimizer = self._reduction.store_optimizer
         new = [] if store_optimizer is None else store_optimizer.assign(_weights(active))
         operations = bucket_plan.planned(self._scope, self._reduction, self._memory, active)
@@ -183,12 +175,8 @@ class PlannedReducer(SharedReducer):
         self._world = process.generation, self._process_set.process_set_id
         self._seen = [parameter._grad for parameter in self._parameters]
         self._seen_weights = [parameter._data for parameter in self._parameters]
-        try:
-            if now_copies and self._process_set.rank() == 0:
-                self._warn_of_copies()
-        except Exception as error:  # of a handler of logging: the other ranks have the plan, and begin the step
-            self._refuse_step(str(error))
-            raise
+        if now_copies and self._process_set.rank() == 0:
+            self._warn_of_copies()
 
     def _follow_weights(self) -> None:
         """After a reset_ctx() that concerns this rank alone: the same operations, with the new weights.

@@ -12,6 +12,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from ..compat import errors
 from ..compat.mxnet import MXNetError, NDArray, Parameter
 from ..coordination import operation
 from ..parameters import deferred_init
@@ -53,12 +54,19 @@ class Reducer:
         Fences after the updates that each worker makes itself; see step_guard.py.
     is_due : bool
         Whether compare() must still be called after the last allreduce().
+    turns : int
+        How many steps this rank has begun or refused. If allreduce() fails and this number is unchanged, the caller
+        refuses the step.
+    is_begun : bool
+        Whether the last allreduce() has begun all sums, even if it has failed afterwards: the other ranks update.
     """
 
     have_values: Sequence[Parameter] = ()
     values_may_differ = False
     fences: Sequence[Fence] = ()
     is_due = False
+    turns = 0
+    is_begun = True
 
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
         """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
@@ -279,17 +287,20 @@ class SharedReducer(Reducer):
                 squares, add_up = self._summed
                 add_up(priority)
         except BaseException as error:
-            self.refuse_comparison(f"update() has failed on that rank: {error}")
+            self._refuse_update(errors.reason_of(error))
             raise
+        started: list[Any] = []
         try:
-            self._comparison.push(own, written, priority, label, turn_of, squares)
-        except MXNetError:
-            raise  # the turn is taken: MXNet's NaiveEngine has run the operation
+            self._comparison.push(started, own, written, priority, label, turn_of, squares)
         except BaseException as error:
-            self.refuse_comparison(f"update() has failed on that rank: {error}")
+            if operation.must_refuse(started, error):
+                self._refuse_update(errors.reason_of(error))
             raise
         finally:
             self.is_due = False
+
+    def _refuse_update(self, reason: str) -> None:
+        self.refuse_comparison(f"update() has failed on that rank: {reason}")
 
     def refuse_comparison(self, reason: str) -> None:
         name = self._names()[0]
@@ -336,8 +347,16 @@ class SharedReducer(Reducer):
             self.refuse(reason)
 
     def _ask(self, exchange: Callable[[str], Any]) -> Any:
-        """Run an exchange under the name of the first operation, which the other ranks start if they do not ask."""
-        return exchange(self._names()[0])
+        """Run an exchange under the name of the first operation, which the other ranks start if they do not ask.
+
+        If the exchange fails, it has taken the turn of the step.
+        """
+        name = self._names()[0]
+        try:
+            return exchange(name)
+        except BaseException as error:
+            self.turns += operation.has_taken_turn(name, error)
+            raise
 
     def _check_values(self) -> None:
         """Raise an error on all ranks if a parameter has values on some ranks only, or needs a gradient without values.

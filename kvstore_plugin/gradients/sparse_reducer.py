@@ -11,7 +11,8 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from ..collectives import row_sparse
-from ..collectives.row_sparse import Contribution, Rows
+from ..collectives.row_sparse import Contribution, Rows, Sending
+from ..compat import errors
 from ..compat.mxnet import NDArray, Parameter, SparseNDArray, hold_all_rows
 from ..coordination import agreement, operation, step_label
 from ..parameters import load_tracking, trainer_state
@@ -56,47 +57,65 @@ class SparseReducer(SharedReducer):
         agreement.check_names(self._process_set, self._name, labels, f"sparse parameters of {task.scope}")
 
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
-        self._has_begun = False
+        self._has_begun = self.is_begun = False
         active = self._active()
-        loaded = load_tracking.any_of(self._parameters)
-        with self._turn() as turn:
-            contributions = [_contribution(member, ignore_stale) for member in active]
-            numbers = [trainer_state.is_fresh(member.parameter) for member in active]
-            numbers += [contribution.indices.size for contribution in contributions]
-            what = f"the sparse gradients {_described(active, contributions)}"
-            if loaded:
-                what += step_label.BETWEEN + load_tracking.label(self._parameters)
-                numbers += [] if self.values_may_differ else load_tracking.numbers_of(self._named)
-            met = turn.meet(f"{label or 'allreduce_grads()'}{step_label.BETWEEN}{what}", numbers)
+        turn, turns = self._turn(), self.turns
+        try:
+            self.turns = turns + 1
+            with turn:
+                contributions = [_contribution(member, ignore_stale) for member in active]
+                sendings = turn.agreed(row_sparse.turns(self._process_set, self._name, contributions, len(active)))
+                met = self._meet(turn, label, active, contributions)
+                self.is_begun = True  # if an error of this worker alone follows, the other workers may update
+                self.is_due = self._has_begun = compares is not Comparing.NOTHING
+                self._sum(sendings, active, contributions, met, ignore_stale)
+        except BaseException as error:
+            self.turns = turns + turn.is_taken()
+            self.leave_out_comparison(f"allreduce_grads() has failed on that rank: {errors.reason_of(error)}")
+            raise
+
+    def _meet(
+        self, turn: operation.Turn, label: str, active: Sequence[_Gradient], contributions: Sequence[Contribution]
+    ) -> np.ndarray:
+        """Exchange, for each gradient, whether it is fresh, then the numbers of rows; compare loaded values."""
+        numbers = [trainer_state.is_fresh(member.parameter) for member in active]
+        numbers += [contribution.indices.size for contribution in contributions]
+        what = f"the sparse gradients {_described(active, contributions)}"
+        if load_tracking.any_of(self._parameters):
+            what += step_label.BETWEEN + load_tracking.label(self._parameters)
+            numbers += [] if self.values_may_differ else load_tracking.numbers_of(self._named)
+        met = turn.meet(f"{label or 'allreduce_grads()'}{step_label.BETWEEN}{what}", numbers)
         met, loaded_by_all = np.split(met, [2 * len(active)], axis=1)
         if loaded_by_all.size:
             load_tracking.check_numbers(self._named, loaded_by_all, self._process_set)
-        self.is_due = self._has_begun = compares is not Comparing.NOTHING
-        try:
-            self._sum(active, contributions, met, ignore_stale)
-        except BaseException as error:
-            self.leave_out_comparison(f"allreduce_grads() has failed on that rank: {error}")
-            raise
+        return met
 
     def _sum(
-        self, active: Sequence[_Gradient], contributions: Sequence[Contribution], met: np.ndarray, ignore_stale: bool
+        self,
+        sendings: Sequence[Sending],
+        active: Sequence[_Gradient],
+        contributions: Sequence[Contribution],
+        met: np.ndarray,
+        ignore_stale: bool,
     ) -> None:
         """Sum the rows after the exchange, and keep the sums for update() or as gradients."""
         load_tracking.forget(self._parameters)
         fresh, counts = met[:, : len(active)].any(axis=0), met[:, len(active) :]
         chosen = np.flatnonzero(fresh) if ignore_stale else np.arange(len(active))
+        updates: list[RowUpdate] = []
+        if self._reduction.store_optimizer is not None:
+            updates = [self._update_of(active[number]) for number in chosen]
         sums = row_sparse.allreduce(
-            self._process_set,
-            self._name,
+            sendings,
             [contributions[number] for number in chosen],
-            counts[:, chosen],
+            counts[:, chosen],  # workers have no rows of other gradients
             self._reduction.scale,
             self._priority,
             self._reduction.wire,
             self._workspace if all(len(contribution.devices) == 1 for contribution in contributions) else None,
         )
         if self._reduction.store_optimizer is not None:
-            self._to_update = [(self._update_of(active[number]), rows) for number, rows in zip(chosen, sums)]
+            self._to_update = list(zip(updates, sums))
             return
         for number, rows in zip(chosen, sums):
             for weight in active[number].parameter._data:
@@ -178,7 +197,8 @@ class SparseReducer(SharedReducer):
 
     def refuse(self, reason: str) -> None:
         self.leave_out_comparison(reason)
-        self._has_begun = False
+        self._has_begun = self.is_begun = False
+        self.turns += 1
         self.redefer(reason)
         self._process_set._core.refuse(self._name, reason)
 

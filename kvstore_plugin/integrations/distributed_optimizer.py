@@ -16,7 +16,7 @@ from typing import Any, ContextManager, Iterator, NamedTuple, Sequence
 from ..compat import arrays, errors, patches
 from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
 from ..compat.arguments import check_is_added, positive_number, whole_number
-from ..compat.mxnet import NDArray, gluon, mx
+from ..compat.mxnet import MXNetError, NDArray, gluon, mx
 from ..coordination import operation, operation_names
 from ..parameters import naming
 from ..world import process
@@ -199,7 +199,10 @@ class _Mean:
         self.num_groups = num_groups
         self.order = naming.Order()  # the order of a gluon.Trainer's parameters
         self._other_orders = ""  # the error, if the members' orders differ
-        self._taken: list | None = None  # in refusing_rest(): indices of gradients that were averaged or refused
+        # Results of the core, with the indices of gradients that were averaged or refused, in one update() or, within
+        # refusing_rest(), in all.
+        self._taken: list[tuple[Any, list]] = []
+        self._keeps_taken = False
         self._first_use = first_use
 
     def __getstate__(self) -> dict:
@@ -225,6 +228,8 @@ class _Mean:
             raise RuntimeError(self._other_orders)
         if not isinstance(index, (list, tuple)):
             index, gradient = [index], [gradient]
+        if not self._keeps_taken:
+            self._taken = []
         groups = self._groups([_plain(one) for one in index])
         try:
             gradients = _checked(index, gradient)
@@ -236,7 +241,7 @@ class _Mean:
     @contextlib.contextmanager
     def refusing_rest(self, params: Sequence[Any]) -> Iterator[None]:
         """Context manager that refuses those gradients of Parameters that it has not averaged before an exception."""
-        self._taken = []
+        self._taken, self._keeps_taken = [], True
         try:
             yield
         except BaseException as error:
@@ -244,12 +249,14 @@ class _Mean:
                 if self._first_use.is_due():
                     self._meet()
                 trained = [number for number, one in enumerate(params) for _ in one._grad or ()]
-                left = collections.Counter(trained) - collections.Counter(self._taken)
+                left = collections.Counter(trained) - collections.Counter(
+                    index for _, indices in self._taken for index in indices
+                )
                 reason = f"the update has failed on that rank: {errors.reason_of(error)}"
                 self._refuse([_Group([index], []) for index in left.elements()], reason)
             raise
         finally:
-            self._taken = None
+            self._keeps_taken = False
 
     def _meet(self) -> None:
         orders = self._first_use.meet(self.order)
@@ -276,23 +283,24 @@ class _Mean:
         for number, group in enumerate(groups):
             name, priority = self._name(group), _priority(group.indices[0])
             handles = arrays.handles([gradients[position] for position in group.positions])
+            push, label = core.push_allreduce, ""
+            if self.num_groups:
+                push, label = core.push_group, f"of indices {', '.join(str(one) for one in group.indices)}"
+            function = functools.partial(push, name, handles, handles, "sum", scale, priority, label)
             refuse = functools.partial(self._refuse, groups[number:])
-            with operation.refusing(refuse, f"The gradient of index {group.indices[0]!r} cannot be reduced"):
-                if self.num_groups:
-                    label = f"of indices {', '.join(str(one) for one in group.indices)}"
-                    core.push_group(name, handles, handles, "sum", scale, priority, label=label)
-                else:
-                    core.push_allreduce(name, handles, handles, "sum", scale, priority)
-            self._note_taken(group)
-
-    def _note_taken(self, group: _Group) -> None:
-        if self._taken is not None:
-            self._taken += group.indices
+            what = f"The gradient of index {group.indices[0]!r} cannot be reduced"
+            try:
+                with operation.refusing(refuse, what, self._taken):
+                    operation.start_and_note(self._taken, function, group.indices)
+            except MXNetError as error:
+                if not isinstance(error, ArgumentValueError):  # NaiveEngine has run the operation
+                    self._taken.append((None, group.indices))
+                raise
 
     def _refuse(self, groups: list[_Group], reason: str) -> None:
         for group in groups:
-            self._note_taken(group)
-            self.process_set._core.refuse(self._name(group), reason)
+            function = functools.partial(self.process_set._core.refuse, self._name(group), reason)
+            operation.start_and_note(self._taken, function, group.indices)
 
     def _name(self, group: _Group) -> str:
         return f"{self._first_use.shown}/{group.indices[0]!r}"

@@ -148,10 +148,13 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
     if was_attached(self):
         _resume(self, _record(self))
         reducer = _reducer_of(self)
+        turns = reducer.turns
         with StepGuard(self, [reducer]):
             try:
                 reducer.meet_loaded()
             except BaseException as error:  # the other workers have taken a step, or will take none either
+                if reducer.turns == turns:
+                    reducer.refuse(errors.reason_of(error))
                 batch_norm_calls.end_step(self._params, _process_set_of(self), errors.reason_of(error))
                 raise
     if is_ours(self._kvstore_params["kvstore"]):
@@ -293,28 +296,31 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
     if record.reducer is not None and record.reducer.is_due:
         _settle(self, record)
     reducer = record.reducer or _reducer_of(self)
-    record.told = Told.ALL  # what is not started is refused below
+    turns = reducer.turns
     try:
-        batch_norm_calls.end_step(self._params, self._kvstore._process_set)
-        try:
-            label = _label(self, "a step" if record.is_stepping else _SUMS)
-            for parameter in self._params:
-                if parameter.grad_req != "null":
-                    parameter.list_grad()  # raises an error for a Parameter without values
-        except BaseException as error:
-            _refuse_and_count(self, reducer.refuse, errors.reason_of(error))
-            raise
-        with StepGuard(self, [reducer]), step_guard.updates(self, ()):
-            reducer.compress(self._kvstore._wire)
-            reducer.allreduce(
-                record.ignores_stale, label, Comparing.NOTHING if record.is_stepping else Comparing.UPDATE
-            )
-            reducer.update()
+        with StepGuard(self, [reducer]):
+            try:
+                batch_norm_calls.end_step(self._params, self._kvstore._process_set)
+                record.told = Told.ALL  # the rest is refused below
+                label = _label(self, "a step" if record.is_stepping else _SUMS)
+                for parameter in self._params:
+                    if parameter.grad_req != "null":
+                        parameter.list_grad()  # raises an error for a Parameter without values
+                with step_guard.updates(self, ()):
+                    reducer.compress(self._kvstore._wire)
+                    reducer.allreduce(
+                        record.ignores_stale, label, Comparing.NOTHING if record.is_stepping else Comparing.UPDATE
+                    )
+                    reducer.update()
+                    if record.is_stepping and not self._update_on_kvstore:
+                        record.told = Told.SUMS
+            except BaseException as error:
+                if record.told is Told.ALL and reducer.turns == turns:
+                    reducer.refuse(errors.reason_of(error))
+                raise
     except BaseException:
         record.is_counted = not record.is_stepping
         raise
-    if record.is_stepping and not self._update_on_kvstore:
-        record.told = Told.SUMS
 
 
 def _settle(trainer: gluon.Trainer, record: _Record) -> None:
@@ -432,7 +438,11 @@ def _compare(trainer: gluon.Trainer, reducer: DenseReducer, ignore_stale: bool) 
         except BaseException as error:
             reducer.refuse_comparison(errors.reason_of(error))
             raise
-        reducer.compare(label)
+        try:
+            reducer.compare(label)
+        except BaseException as error:
+            load_tracking.note_error(error, trainer)
+            raise
         if ignore_stale:
             reducer.await_comparison()  # the workers share freshness only if no worker has refused the update
             reducer.share_freshness()

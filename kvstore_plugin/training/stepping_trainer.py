@@ -70,9 +70,9 @@ class SteppingTrainer(MeetingTrainer):
     def _step(self, factor: float, ignore_stale: bool) -> None:
         """A whole step, including refusals and counts. `factor` multiplies the gradients in the update."""
         if self._awaits_update:
-            self._settle()
-        with self._guard():
-            self._told = Told.NOTHING
+            with self._guard(Told.NOTHING):
+                self._settle()
+        with self._guard(Told.NOTHING):
             if not ignore_stale:
                 step_guard.check_fresh(self._params, self._refuse)
             self._check_and_rescale_grad(factor)
@@ -83,8 +83,9 @@ class SteppingTrainer(MeetingTrainer):
             finally:
                 self._begun = None
 
-    def _guard(self) -> StepGuard:
-        self._told = Told.ALL
+    def _guard(self, told: Told = Told.ALL) -> StepGuard:
+        """A context manager for a step or an update. `told`: what the other workers know of it; see _end_failed()."""
+        self._told = told
         return StepGuard(self, self._gradients, functools.partial(self._end_failed, self._steps))
 
     def _end_failed(self, steps: int, error: BaseException) -> None:
@@ -159,6 +160,7 @@ class SteppingTrainer(MeetingTrainer):
             self._clipping.begin(self._freshness_is_shared, label, makes_comparison=False)
         shares_freshness = ignore_stale_grad and not self._freshness_is_shared
         compared: list[Reducer] = []
+        self._told = Told.SUMS  # an exception of a signal handler may follow a comparison that has started
 
         def compare(reducer: Reducer) -> None:
             reducer.compare(label)
@@ -174,7 +176,6 @@ class SteppingTrainer(MeetingTrainer):
         if shares_freshness:
             self._end_comparisons(compared)
             self._for_each(lambda one: one.share_freshness(), lambda one, reason: one.refuse_freshness(reason))
-        self._told = Told.SUMS
 
     def _end_comparisons(self, compared: Sequence[Reducer], error: BaseException | None = None) -> None:
         """Wait for comparisons, before freshness is shared in those process sets whose comparison has succeeded.
@@ -248,33 +249,41 @@ class SteppingTrainer(MeetingTrainer):
             self._require_local_updates("allreduce_grads")
             self._resume()
         label, ignore_stale = self._begun or ("", self._ignores_stale)
-        self._told = Told.ALL  # reducers refuse what they have not started
-        batch_norm_calls.end_step(self._params, self._workers.process_set)
-        deadlock_check.note_step(self, type(self)._awaited_by, type(self)._refuse_awaited)
-        if self._awaits_update:
-            self._settle()
-        self._awaits_update = not label or self._clipping is not None
-        for number, reducer in enumerate(self._gradients):
-            compares = Comparing.NOTHING if label else Comparing.UPDATE
-            if label and self._clipping is not None and self._clipping.is_made_by(reducer):
-                compares = Comparing.STEP
-            try:
+        turns = [reducer.turns for reducer in self._gradients]
+        try:
+            batch_norm_calls.end_step(self._params, self._workers.process_set)
+            self._told = Told.ALL  # the rest is refused below
+            deadlock_check.note_step(self, type(self)._awaited_by, type(self)._refuse_awaited)
+            if self._awaits_update:
+                self._settle()
+            self._awaits_update = not label or self._clipping is not None
+            for reducer in self._gradients:
+                compares = Comparing.NOTHING if label else Comparing.UPDATE
+                if label and self._clipping is not None and self._clipping.is_made_by(reducer):
+                    compares = Comparing.STEP
                 reducer.allreduce(ignore_stale, label or "allreduce_grads()", compares)
-            except BaseException as error:
-                self._end_failed_sums(number, str(error), is_step=bool(label))
-                raise
-        self._freshness_is_shared = ignore_stale
-        if label:
-            self._told = Told.SUMS
+            self._freshness_is_shared = ignore_stale
+            if label:
+                self._told = Told.SUMS
+        except BaseException as error:
+            if self._told is not Told.NOTHING:
+                self._end_failed_sums(turns, errors.reason_of(error), is_step=bool(label))
+            raise
 
-    def _end_failed_sums(self, number: int, reason: str, is_step: bool) -> None:
-        """After the reducer of this number has failed: refuse the calls of later reducers, so that no worker waits."""
-        for later in self._gradients[number + 1 :]:
-            later.refuse(reason)
-        sets = [one.process_set for one in self._gradients[: number + 1] if isinstance(one, SharedReducer)]
-        if any(process_set is not sets[-1] for process_set in sets):  # other sets' workers may not get the error
+    def _end_failed_sums(self, turns: Sequence[int], reason: str, is_step: bool) -> None:
+        """After an error: refuse what reducers have not begun, so that no worker waits.
+
+        `turns`: the turns of the reducers before the sums.
+        """
+        for reducer, before in zip(self._gradients, turns):
+            if reducer.turns == before:
+                reducer.refuse(reason)
+        shared = [one for one in self._gradients if isinstance(one, SharedReducer)]
+        told = {one.process_set for one in shared if not one.is_begun}  # their workers get an error
+        if told and any(one.process_set not in told for one in shared):
             load_tracking.note_failure(self._params, self)
         if is_step:
+            self._told = Told.ALL if told else Told.SUMS
             return
         for gradients in self._gradients:
             if gradients.is_due:

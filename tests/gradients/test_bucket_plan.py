@@ -22,7 +22,8 @@ def _member(label, elements=1, dtype="float32", devices=(0,), group=None, priori
 
 
 def _reduction(bucket_bytes=16 * _MIB, num_groups=0, mean=True, divisor=1.0, size=4):
-    return Reduction(SimpleNamespace(size=lambda: size), mean, "", bucket_bytes, num_groups, None, divisor)
+    core = SimpleNamespace(push_allreduce=print, push_group=print)
+    return Reduction(SimpleNamespace(size=lambda: size, _core=core), mean, "", bucket_bytes, num_groups, None, divisor)
 
 
 def _labels(members, **options):

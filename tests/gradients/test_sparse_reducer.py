@@ -222,7 +222,8 @@ def test_a_huge_matrix_is_summed_by_its_rows(rank, size):
     shape = (2 * 10**7, 100)
     array = _row_sparse(shape, [7, 10**7 + rank], np.full((2, 100), rank + 1.0))
     one = sparse.contribution([array], "gradient")
-    rows = sparse.allreduce(mykv.global_process_set, "huge", [one], np.full((size, 1), 2))[0]
+    sendings = sparse.turns(mykv.global_process_set, "huge", [one])
+    rows = sparse.allreduce(sendings, [one], np.full((size, 1), 2))[0]
     sparse.assign(array, rows)
     assert _held(array) == [7, 10**7, 10**7 + 1]
     np.testing.assert_array_equal(array.data.asnumpy()[:, 99], [3, 1, 2])

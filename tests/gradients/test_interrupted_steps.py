@@ -1,0 +1,165 @@
+"""An exception of a signal handler within a step, which the script catches on one worker: no sum mixes two steps.
+
+The gradients of step k are 2**k, so a sum shows the steps of its gradients. Lines before the step's guard are left out:
+there the worker has left out a whole step, which only the end of training shows.
+"""
+
+from __future__ import annotations
+
+import os
+
+import kvstore_plugin as mykv
+import numpy as np
+import pytest
+from harness.interrupts import Interrupt, raising_at
+from harness.support import IS_2, MXNetError, array, clear_errors, mx
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+_STEPS, _AT = 7, 2  # the exception comes in step _AT, after which an error may follow, and right steps
+_FILES = [
+    "gradients/dense_reducer.py",
+    "gradients/planned_reducer.py",
+    "gradients/sparse_reducer.py",
+    "gradients/reducer.py",
+    "gradients/bucket_plan.py",
+    "gradients/communication_hook.py",
+    "gradients/fence.py",
+    "collectives/row_sparse.py",
+    "coordination/operation.py",
+    "sharded_optimizer/optimizer.py",
+]
+_PACKAGE = os.path.dirname(mykv.__file__)
+_FOLDERS = tuple(os.path.join(_PACKAGE, one) for one in _FILES)
+
+
+class _Network(gluon.Block):
+    def __init__(self, is_sparse: bool):
+        super().__init__()
+        layers = {"first": nn.Dense(1, use_bias=False, in_units=1), "second": nn.Dense(1, use_bias=False, in_units=1)}
+        if is_sparse:
+            layers["words"] = nn.Embedding(3, 1, sparse_grad=True)
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+        self.initialize(mx.init.Zero())
+
+    def forward(self, data):
+        total = self.first(data) + self.second(data)
+        if hasattr(self, "words"):
+            total = total + self.words(array(np.zeros(1, "float32")))
+        return total
+
+    def values(self) -> list[float]:
+        return [float(one.data().asnumpy().ravel()[0]) for one in self.collect_params().values()]
+
+
+def _hook(bucket):
+    for one in bucket.arrays:
+        mykv.allreduce_(one, process_set=bucket.process_set)
+
+
+_SGD = "sgd", {"learning_rate": 1.0}
+# For each kind of trainer its options; a stock Trainer sums the gradients.
+_OWN = {
+    "own": {},
+    "copied": {"bucket_bytes": 0},
+    "clipped": {"clip_global_norm": 1e9},
+    "hook": {"communication_hook": _hook},
+    "on the store": {"update_on_kvstore": True},
+    "stale": {},
+    "two calls": {},
+    "sparse": {},
+}
+_KINDS = [*_OWN, "stock", "stock on the store", "optimizer"]
+
+
+def _trainer(kind: str, params):
+    if kind in _OWN:
+        return mykv.DistributedTrainer(params, *_SGD, **_OWN[kind])
+    if kind == "optimizer":
+        return gluon.Trainer(params, mykv.DistributedOptimizer(mx.optimizer.create(_SGD[0], **_SGD[1])), kvstore=None)
+    return gluon.Trainer(params, *_SGD, kvstore="mykv", update_on_kvstore=kind == "stock on the store")
+
+
+def _step(kind: str, trainer) -> None:
+    if kind == "two calls":
+        trainer.allreduce_grads()
+        trainer.update(1)
+    else:
+        trainer.step(1, ignore_stale_grad=kind == "stale")
+    mx.nd.waitall()
+
+
+def _outcomes(kind: str, net: _Network, number: int | None) -> tuple[list[str], list]:
+    """What the steps have done to the weights, and the line of the exception."""
+    trainer, outcomes, raised = _trainer(kind, net.collect_params()), [], []
+    for step in range(_STEPS):
+        with autograd.record():
+            loss = net(array(np.full((1, 1), 2.0**step, "float32"))) if kind != "sparse" else 2.0**step * net(_ONE)
+        loss.backward()
+        outcome = "failed"
+        try:
+            before = net.values()
+            if step == _AT and number is not None:
+                with raising_at(number, _FOLDERS) as raised:
+                    _step(kind, trainer)
+            else:
+                _step(kind, trainer)
+            each = 2.0**step * (mykv.size() if kind.startswith("stock") else 1)
+            changes = [old - new for old, new in zip(before, net.values())]
+            outcome = "right" if set(changes) == {each} else f"changed by {changes}, not {each}"
+        except Interrupt:
+            outcome = "interrupted"
+        except MXNetError:
+            clear_errors()
+        outcomes.append(outcome)
+    return outcomes, raised
+
+
+_ONE = array(np.ones((1, 1), "float32"))
+
+
+def _try_lines(kind: str, rank: int, gather, first: int, stride: int, most: int = 1000) -> None:
+    mykv.init()
+    for number in range(first, first + stride * most, stride):
+        net = _Network(kind == "sparse")
+        outcomes, raised = _outcomes(kind, net, number if rank == 1 else None)
+        for attempt in range(2):  # a step that only one worker has begun fails with the barrier
+            try:
+                mykv.barrier()
+                break
+            except MXNetError:
+                assert attempt == 0, raised
+        (theirs, _, weights), (ours, lines, changed) = gather((outcomes, raised, net.values()))
+        if not lines:
+            assert ours == theirs == ["right"] * _STEPS
+            break
+        later = slice(_AT + 1, None)
+        if kind.endswith("on the store"):  # an owner may have updated before the refusal reached it, and sends values
+            later = slice(_AT + 2, None)
+        assert set(theirs[:_AT] + ours[:_AT]) == {"right"}, lines
+        assert set(theirs[later] + ours[later]) <= {"right", "failed"}, (lines, theirs, ours)
+        assert theirs[-1] == ours[-1], (lines, theirs, ours)
+        if kind != "optimizer":  # nothing compares the updates of a DistributedOptimizer
+            assert weights == changed or ours[-1] == "failed", (lines, theirs, ours)
+    assert number > 10
+
+
+def _runs(kinds):
+    return [pytest.param(one, marks=_NO_SPARSE if one == "sparse" else ()) for one in kinds]
+
+
+_NO_SPARSE = pytest.mark.skipif(IS_2, reason="MXNet 2.0 has no sparse parameters")
+
+
+@pytest.mark.ranks(2, timeout=120)
+@pytest.mark.parametrize("kind", _runs(_KINDS))
+def test_some_lines_of_a_step(kind, rank, gather):
+    _try_lines(kind, rank, gather, first=7, stride=13, most=12)
+
+
+@pytest.mark.long
+@pytest.mark.ranks(2, timeout=600)
+@pytest.mark.parametrize("kind", _runs(_KINDS))
+def test_all_lines_of_a_step(kind, rank, gather):
+    _try_lines(kind, rank, gather, first=0, stride=1)
