@@ -298,26 +298,30 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
     reducer = record.reducer or _reducer_of(self)
     turns = reducer.turns
     try:
-        with StepGuard(self, [reducer]):
+        try:
+            batch_norm_calls.end_step(self._params, self._kvstore._process_set)
+            record.told = Told.ALL  # the rest is refused below
+            label = _label(self, "a step" if record.is_stepping else _SUMS)
+            for parameter in self._params:
+                if parameter.grad_req != "null":
+                    parameter.list_grad()  # raises an error for a Parameter without values
+        except BaseException as error:
+            if record.told is Told.ALL:
+                _refuse_and_count(self, reducer.refuse, errors.reason_of(error))
+            raise
+        with StepGuard(self, [reducer]), step_guard.updates(self, ()):
             try:
-                batch_norm_calls.end_step(self._params, self._kvstore._process_set)
-                record.told = Told.ALL  # the rest is refused below
-                label = _label(self, "a step" if record.is_stepping else _SUMS)
-                for parameter in self._params:
-                    if parameter.grad_req != "null":
-                        parameter.list_grad()  # raises an error for a Parameter without values
-                with step_guard.updates(self, ()):
-                    reducer.compress(self._kvstore._wire)
-                    reducer.allreduce(
-                        record.ignores_stale, label, Comparing.NOTHING if record.is_stepping else Comparing.UPDATE
-                    )
-                    reducer.update()
-                    if record.is_stepping and not self._update_on_kvstore:
-                        record.told = Told.SUMS
+                reducer.compress(self._kvstore._wire)
+                reducer.allreduce(
+                    record.ignores_stale, label, Comparing.NOTHING if record.is_stepping else Comparing.UPDATE
+                )
             except BaseException as error:
-                if record.told is Told.ALL and reducer.turns == turns:
+                if reducer.turns == turns:
                     reducer.refuse(errors.reason_of(error))
                 raise
+            reducer.update()
+            if record.is_stepping and not self._update_on_kvstore:
+                record.told = Told.SUMS
     except BaseException:
         record.is_counted = not record.is_stepping
         raise
