@@ -88,7 +88,7 @@ class Turn:
         if not self._started:
             process.refusals += 1
             self._refuse(reason)
-            error.refused_turn_of = self.name  # for has_taken_turn()
+            error.refused_turn_of = self.name  # for fails_for_all()
             self._tell()
         elif self._agreed:
             _refuse_after(self._started[0], self._agreed, reason)
@@ -264,6 +264,11 @@ def start(started: list, function: Callable[[], Any]) -> None:
     started.extend(itertools.islice(iter(function, _NEVER), 1))
 
 
+def start_and_note(started: list, function: Callable[[], Any], what: Any) -> None:
+    """Like `start`, but append the pair of the result and `what`."""
+    started.extend(itertools.islice(zip(iter(function, _NEVER), [what]), 1))
+
+
 def must_refuse(started: list, error: BaseException) -> bool:
     """Whether this rank must refuse an operation that `start` should have started before this error.
 
@@ -272,17 +277,12 @@ def must_refuse(started: list, error: BaseException) -> bool:
     return not started and not isinstance(error, MXNetError)
 
 
-def has_taken_turn(name: str, error: BaseException) -> bool:
-    """Whether the ranks have no result of an exchange of this name that has raised an error on this rank.
+def fails_for_all(name: str, error: BaseException) -> bool:
+    """Whether an exchange of this name, which has raised this error here, fails on the other ranks too.
 
-    False after an exception of a signal handler in the wait: the other ranks may get the result.
+    Not after an exception of a signal handler in the wait: then the other ranks may get the result and go on.
     """
     return isinstance(error, RuntimeError) or getattr(error, "refused_turn_of", "") == name
-
-
-def start_and_note(started: list, function: Callable[[], Any], what: Any) -> None:
-    """Like `start`, but append the pair of the result and `what`."""
-    started.extend(itertools.islice(zip(iter(function, _NEVER), [what]), 1))
 
 
 def _refuse_after(meeting: Any, turns: Sequence[Turn], reason: str) -> None:

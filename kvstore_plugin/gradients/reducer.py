@@ -355,7 +355,7 @@ class SharedReducer(Reducer):
         try:
             return exchange(name)
         except BaseException as error:
-            self.turns += operation.has_taken_turn(name, error)
+            self.turns += operation.fails_for_all(name, error)
             raise
 
     def _check_values(self) -> None:

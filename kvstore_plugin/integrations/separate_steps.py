@@ -25,10 +25,13 @@ def note(trainer: gluon.Trainer) -> None:
         operations = process.core.pushed_operations(), process.operations()
         # If the workers have trained together by another trainer, this trainer trains alone on purpose.
         if operations == before and not process.core.statistics()["steps"]:
+            store = trainer._kvstore_params["kvstore"]
             _told = True
             training_warnings.warn(
-                "A gluon.Trainer has made %d steps in which the %d workers have exchanged nothing, so each of them "
-                "trains its own weights. Use a DistributedTrainer, or gluon.Trainer(..., kvstore='mykv').",
+                "A gluon.Trainer with the store %r has made %d steps in which the %d workers have exchanged nothing, "
+                "so each of them trains its own weights. Use a DistributedTrainer, or "
+                "gluon.Trainer(..., kvstore='mykv').",
+                getattr(store, "type", store),
                 _STEPS,
                 process.size(),
             )

@@ -21,7 +21,7 @@ from ..coordination import agreement, deadlock_check, operation, step_label
 from ..parameters.naming import Named, described_within
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
-from .trainer import DistributedTrainer, JoinHook, join_hook
+from .trainer import DistributedTrainer, JoinHook, join_hook, process_set_of
 
 _CALL = "a step in join()"
 # A worker's next action, as a number for the exchange.
@@ -130,8 +130,15 @@ class join:
         process.require()
         try:
             self._hooks = _hooks_of(trainers)
+            if not self._divides_by_all and any(hook.has_local_parameters for hook in self._hooks):
+                raise ValueError(
+                    "divide_by_initial_world_size=False would also scale the gradients of local parameters, which are "
+                    "not averaged. Leave it out, or give the local parameters a Trainer of their own."
+                )
         except (TypeError, ValueError) as error:
-            operation.waiting(global_process_set, "join").leave_out(str(error), None)
+            process_set = next((process_set_of(one) for one in trainers if _is_trainer(one)), global_process_set)
+            if process_set.included():
+                operation.waiting(process_set, "join").leave_out(str(error), None)
             raise
         # None if this worker is not in the trainers' process set.
         self._process_set = self._hooks[0].process_set if self._hooks[0].scope else None
@@ -259,6 +266,10 @@ class join:
                 core.push_broadcast(f"{hook.scope}/join/{name}", handles[0], handles, root, -position)
 
 
+def _is_trainer(value: Any) -> bool:
+    return isinstance(value, DistributedTrainer)
+
+
 def _hooks_of(trainers: Sequence[Any]) -> list[JoinHook]:
     """The hooks of the trainers, which must have one process set."""
     if not trainers:
@@ -268,7 +279,7 @@ def _hooks_of(trainers: Sequence[Any]) -> list[JoinHook]:
         )
     hooks = []
     for trainer in trainers:
-        if not isinstance(trainer, DistributedTrainer):
+        if not _is_trainer(trainer):
             raise TypeError(
                 f"join() needs DistributedTrainers, not {type(trainer).__name__}. Train with a DistributedTrainer, or "
                 "let all workers make the same number of steps."

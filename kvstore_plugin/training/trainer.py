@@ -394,6 +394,8 @@ class JoinHook(NamedTuple):
         Prefix of the names of the trainer's operations; empty on a worker outside the process set.
     shared : sequence of Named
         The parameters that the workers train together.
+    has_local_parameters : bool
+        Whether the trainer has parameters that only this worker trains.
     is_mean, is_summed_first : bool
         Whether updates use means over the workers; and whether allreduce_grads() gives sums, which update() divides.
     attach : callable
@@ -411,6 +413,7 @@ class JoinHook(NamedTuple):
     process_set: ProcessSet
     scope: str
     shared: Sequence[Named]
+    has_local_parameters: bool
     is_mean: bool
     is_summed_first: bool
     attach: Callable[[Any], None]
@@ -419,6 +422,11 @@ class JoinHook(NamedTuple):
     allreduce_grads: Callable[[bool], None]
     update: Callable[[float, bool], None]
     without_local_parameters: Callable[[], ContextManager[None]]
+
+
+def process_set_of(trainer: DistributedTrainer) -> ProcessSet:
+    """The workers that train together."""
+    return trainer._workers.process_set
 
 
 def join_hook(trainer: DistributedTrainer) -> JoinHook:
@@ -463,6 +471,7 @@ def join_hook(trainer: DistributedTrainer) -> JoinHook:
         workers.process_set,
         workers.scope,
         shared,
+        len(shared) < len(trainer._params),
         options.reduce_method == "mean",
         options.sums_of_means,
         attach,

@@ -458,6 +458,32 @@ def test_other_trainers_or_arguments_are_an_error_on_all(rank):
     mykv.barrier()
 
 
+@pytest.mark.ranks(2)
+def test_local_parameters_are_not_scaled_by_the_workers_that_are_left():
+    net = dense_network(seed=0)
+    first = next(iter(structure(net).values()))
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, parameter_process_sets={first: None})
+    with pytest.raises(ValueError, match="would also scale the gradients of local parameters"):
+        mykv.join(trainer, divide_by_initial_world_size=False)
+    with mykv.join(trainer):
+        pass
+
+
+@pytest.mark.ranks(3)
+def test_wrong_arguments_are_refused_in_the_process_set_of_the_trainer(rank):
+    mykv.init()
+    pair = mykv.add_process_set([1, 2])
+    trainer = mykv.DistributedTrainer(dense_network(seed=0).collect_params(), *_SGD, process_set=pair)
+    if rank == 1:
+        with pytest.raises(ValueError, match="a trainer twice"):
+            mykv.join(trainer, trainer)
+    elif rank == 2:
+        with pytest.raises(MXNetError, match="rank 1.*a trainer twice"), mykv.join(trainer):
+            pass
+    mykv.barrier()
+    mykv.remove_process_set(pair)
+
+
 @pytest.mark.ranks(3)
 def test_process_sets_of_parameters_are_refused(rank):
     mykv.init()
