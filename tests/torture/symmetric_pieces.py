@@ -9,6 +9,7 @@ import random
 import kvstore_plugin as mykv
 import numpy as np
 from harness.support import array, mx
+from mpi4py import MPI
 
 from . import pieces
 from .idiom_pieces import Idioms
@@ -42,8 +43,11 @@ class Symmetric(Idioms):
     def do_copied(self, draw: random.Random) -> None:
         """All workers copy the network, and some continue with the copy."""
         other = pieces.copied(self.net)
+        are_copied = other is not None  # on a worker that has moved its network, it does not count as run hybridized
+        if not self.is_alone:
+            are_copied = MPI.COMM_WORLD.allreduce(are_copied, MPI.LAND)
         self.disturb("phase")
-        if other is None:
+        if not are_copied:
             return
         self.move(other)  # MXNet copies to cpu(0)
         other(self.data()).asnumpy()
