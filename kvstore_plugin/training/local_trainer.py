@@ -12,7 +12,7 @@ from ..collectives.compression import Compression
 from ..compat import arrays
 from ..compat.arguments import positive_number, whole_number
 from ..compat.mxnet import NDArray, mx
-from ..coordination.operation import Turn
+from ..coordination.operation import Turn, fails_for_all
 from ..coordination.uninterrupted import uninterrupted
 from ..gradients import parameter_groups
 from ..gradients.clipping import Clipping
@@ -420,9 +420,10 @@ class LocalTrainer(DistributedTrainer):
         call = f"the first local step of {share.scope}{after}"
         try:
             self._meet(call)
-        except Exception:
-            raise
-        except BaseException as error:  # e.g. Ctrl-C; the other workers do not know of it, and may begin
+        except BaseException as error:
+            if fails_for_all(self._meetings.whole, error):
+                raise
+            # E.g. Ctrl-C: the other workers do not know of it, and may begin.
             reason = f"{type(error).__name__} has interrupted {call} on rank {process.rank()}"
             self._meetings.refuse_begin(len(self._trained()), bool(state), reason)
             raise
@@ -458,9 +459,10 @@ class LocalTrainer(DistributedTrainer):
             with Turn(self._meetings.process_set, self._meetings.whole, call) as turn:
                 self._check_begin()
                 return turn.meet(call, numbers)
-        except Exception as error:  # raised on all workers; in a meeting, workers also wait for changes
-            self._meetings.refuse_changes(str(error))
-            self._redefer(str(error))
+        except BaseException as error:
+            if fails_for_all(self._meetings.whole, error):  # in a meeting, workers also wait for changes
+                self._meetings.refuse_changes(str(error))
+                self._redefer(str(error))
             raise
 
     def _reducers_together(self) -> list[SharedReducer]:

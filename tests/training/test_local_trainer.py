@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import textwrap
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +12,7 @@ from types import SimpleNamespace
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
+from harness.interrupts import interrupted_after
 from harness.marks import long
 from harness.support import (
     MXNetError,
@@ -562,18 +561,18 @@ def test_ctrl_c_in_a_meeting_waits_for_its_end(gather, rank, overlap, place, mon
 
 
 @pytest.mark.ranks(2)
-def test_ctrl_c_while_another_worker_is_awaited_for_the_first_local_step(gather, rank):
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
+def test_a_signal_while_another_worker_is_awaited_for_the_first_local_step(gather, rank, kind):
     net = dense_network(rank)
     trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2)
     _backward(net, 0, rank)
     if rank == 0:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted_after(0.3, kind):
             trainer.step(_BATCH)
         gather("interrupted")
     else:
         gather("interrupted")
-        assert re.search("KeyboardInterrupt.*first local step.*rank 0", _said(lambda: trainer.step(_BATCH)))
+        assert re.search(f"{kind.__name__}.*first local step.*rank 0", _said(lambda: trainer.step(_BATCH)))
 
 
 @pytest.mark.ranks(2)
