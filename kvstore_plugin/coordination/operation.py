@@ -65,7 +65,7 @@ class Turn:
         kvstore_plugin is not initialized.
     """
 
-    __slots__ = ("_agreed", "_options", "_result", "_started", "call", "core", "met", "name", "process_set")
+    __slots__ = ("_agreed", "_is_late", "_options", "_result", "_started", "call", "core", "met", "name", "process_set")
 
     def __init__(self, process_set: Any, name: str, call: str, turn_of: str = "") -> None:
         self.process_set = process_set
@@ -75,6 +75,7 @@ class Turn:
         self._options = {"turn_of": turn_of} if turn_of else {}
         self._started: list[Any] = []  # empty: the turn is open; otherwise the core's result, or None for a refusal
         self._agreed: Sequence[Turn] = ()
+        self._is_late = False  # whether a thread waits for the end of this turn's meet(), and refuses what follows
         self.met: Any = None  # result of the meet() in which the ranks agreed on this turn
         self._result: Any = None  # of this turn's own meet()
 
@@ -88,10 +89,9 @@ class Turn:
         if not self._started:
             process.refusals += 1
             self._refuse(reason)
-            error.refused_turn_of = self.name  # for fails_for_all()
             self._tell()
         elif self._agreed:
-            _refuse_after(self._started[0], self._agreed, reason)
+            self._is_late = _refuse_after(self._started[0], self._agreed, reason)
 
     def _refuse(self, reason: str) -> None:
         self._started.append(None)
@@ -99,6 +99,9 @@ class Turn:
 
     def _post_refusal(self, reason: str) -> None:
         self.core.refuse(self.name, reason, **self._options)
+
+    def _after_failed_meeting(self, reason: str) -> None:
+        """For a turn that was to follow a `meet`: called if that fails later than an exception on this rank."""
 
     def agreed(self, turns: Sequence[Turn]) -> Sequence[Turn]:
         """Register, before `meet`, the turns that all ranks take after a successful `meet`, and return them.
@@ -198,6 +201,19 @@ class Turn:
         """Whether this rank has refused the turn."""
         return self._started == [None]
 
+    def fails_for_all(self) -> bool:
+        """Whether this turn of a `meet` was refused here or has failed, so that no rank gets a result.
+
+        Not after an exception of a signal handler in the wait: the other ranks may get the result and go on.
+        """
+        if not self._started or self._is_late or self.is_refused():
+            return self.is_refused()
+        try:
+            self._started[0].done() and self._started[0].wait(0)
+        except RuntimeError:
+            return True
+        return False
+
     def _wait(self, limit: Limit | None, look: Callable[[], None] | None) -> np.ndarray:
         work = self._started[0]
         refusals: list[Callable[[], None]] = []  # each refuses an operation in which other ranks wait in a deadlock
@@ -207,6 +223,8 @@ class Turn:
             else:
                 process.wait(work, lambda: self._look(look, refusals))
         except RuntimeError as error:
+            if not self.fails_for_all():
+                raise  # a signal handler has raised it
             failure = self._with_call(error)
             for refuse in refusals:
                 with contextlib.suppress(RuntimeError, ValueError):  # the core was shut down, the set was removed
@@ -215,7 +233,7 @@ class Turn:
             if limit is None:
                 deadlock_check.failed(failure)
             raise failure from None
-        if _late_refusals:
+        if late_refusals:
             settle_refusals()
         return self._result
 
@@ -277,43 +295,45 @@ def must_refuse(started: list, error: BaseException) -> bool:
     return not started and not isinstance(error, MXNetError)
 
 
-def fails_for_all(name: str, error: BaseException) -> bool:
-    """Whether an exchange of this name, which has raised this error here, fails on the other ranks too.
+def _refuse_after(meeting: Any, turns: Sequence[Turn], reason: str) -> bool:
+    """Refuse the open turns if the preceding meeting succeeds; otherwise no rank takes them.
 
-    Not after an exception of a signal handler in the wait: then the other ranks may get the result and go on.
+    Returns whether a thread waits for the end of the meeting.
     """
-    return isinstance(error, RuntimeError) or getattr(error, "refused_turn_of", "") == name
-
-
-def _refuse_after(meeting: Any, turns: Sequence[Turn], reason: str) -> None:
-    """Refuse the open turns if the preceding meeting succeeds; otherwise no rank takes them."""
     turns = [turn for turn in turns if not turn._started]
     for turn in turns:
         turn._started.append(None)
 
     def refuse() -> None:
-        with contextlib.suppress(RuntimeError, ValueError):  # the meeting failed, or the core was shut down
-            while not meeting.wait(0.2):
-                pass
+        with contextlib.suppress(RuntimeError, ValueError):  # the core was shut down, or the set was removed
+            try:
+                while not meeting.wait(0.2):
+                    pass
+            except RuntimeError:
+                for turn in turns if is_late else ():
+                    turn._after_failed_meeting(reason)
+                return
             for turn in turns:
                 turn._post_refusal(reason)
 
-    if meeting.done():
+    is_late = not meeting.done()
+    if not is_late:
         refuse()
-        return
+        return False
     # The exception has interrupted the wait in the meeting. Other ranks may arrive later, so a thread waits for them.
     thread = threading.Thread(target=refuse, name="kvstore_plugin-refusals", daemon=True)
-    _late_refusals.append(thread)
+    late_refusals.append(thread)
     thread.start()
+    return True
 
 
-_late_refusals: list[threading.Thread] = []
+late_refusals: list[threading.Thread] = []
 
 
 def settle_refusals() -> None:
-    """Wait for threads that refuse turns. Only after a later meeting: then the meetings they wait for have ended."""
-    while _late_refusals:
-        _late_refusals.pop().join()
+    """Wait for threads that refuse turns: after a later meeting, or before the turns after them are taken."""
+    while late_refusals:
+        late_refusals.pop().join()
 
 
 def exchange(
@@ -350,13 +370,57 @@ def exchange(
     MXNetError
         As for `Turn.meet`.
     """
+    following = getattr(_thread, "following", None)
     while True:
-        with Turn(process_set, name, call) as turn:
+        turn = Turn(process_set, name, call)
+        if following is not None:
+            turn.agreed(following.begin(turn))
+        with turn:
             try:
-                return turn.meet(label, numbers, limit, look)
+                met = turn.meet(label, numbers, limit, look)
             except MXNetError as error:
                 if errors.code_of(error) != "given_up" or process.rank() not in error.ranks:
                     raise  # otherwise the call was given up before this rank arrived: take the next turn
+                continue
+        if following is not None:
+            following.exchange = None
+        return met
+
+
+_thread = threading.local()  # `following`: the Following of the current exchange
+
+
+class Following:
+    """Context manager around an `exchange` after which all ranks take a certain turn.
+
+    After an exception of a signal handler within the exchange, this rank refuses the turn if the exchange succeeds.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the Turn.
+
+    Attributes
+    ----------
+    exchange : Turn or None
+        The exchange, unless it has succeeded on this rank.
+    """
+
+    def __init__(self, make: Callable[[], Turn]) -> None:
+        self._make = make
+        self.exchange: Turn | None = None
+
+    def begin(self, exchange: Turn) -> list[Turn]:
+        """The turns that follow the exchange, which begins."""
+        self.exchange = exchange
+        return [self._make()]
+
+    def __enter__(self) -> Following:
+        _thread.following = self
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        _thread.following = None
 
 
 class refusing:

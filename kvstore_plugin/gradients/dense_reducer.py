@@ -12,10 +12,12 @@ import operator
 import weakref
 from typing import Any, Callable, Sequence
 
+import numpy as np
+
 from ..compat import errors
 from ..compat.mxnet import MXNetError, NDArray, Parameter, fill_with_zeros
 from ..coordination import agreement
-from ..coordination.operation import exchange
+from ..coordination.operation import Turn, exchange, late_refusals, settle_refusals
 from ..parameters import load_tracking, trainer_state
 from ..world import process
 from . import equal_batches
@@ -50,6 +52,9 @@ class DenseReducer(PlannedReducer):
         self._to_update: list[tuple[Operation, set[int] | None]] = []
         self._sums = SumsCheck(task.scope)
         self._compares = Comparing.NOTHING  # the argument of the last allreduce()
+        self._chosen: list[Operation] | None = None  # this step's operations before they are pushed; None: all
+        # How to refuse what follows the current exchange, given a reason and its result; None: the step's operations.
+        self._refuse_next: Callable[[str, np.ndarray], None] | None = None
         self._fence = Fence(self._parameters, task.scope)  # for update(), whose compare() involves all arrays
         self._equal_batches: equal_batches.EqualBatches | None = None  # the check of the first steps; None afterwards
         living.add(self)
@@ -68,7 +73,9 @@ class DenseReducer(PlannedReducer):
         return not all(map(operator.is_, map(_grad_of, self._parameters), self._seen))
 
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
-        self.is_begun = False
+        if late_refusals:  # of an exchange that a signal handler has interrupted in an earlier step
+            settle_refusals()
+        self.is_begun, self._chosen = False, None
         self._compares = compares
         self._when_updated.clear()
         if self._moved():
@@ -79,11 +86,8 @@ class DenseReducer(PlannedReducer):
             self.meet_loaded()
         operations = self._operations
         if ignore_stale:
-            used = {id(member) for member in self.share_freshness(clear=True)}
-            operations = [
-                operation for operation in operations if any(id(member) in used for member in operation.members)
-            ]
-            keys = {member.key for operation in operations for member in operation.members if id(member) in used}
+            keys = {member.key for member in self.share_freshness(clear=True)}
+            operations = self._chosen or []
         if compares is Comparing.UPDATE:
             self._sums.begin()
         if self._reduction.store_optimizer is not None:
@@ -150,9 +154,9 @@ class DenseReducer(PlannedReducer):
             for number, operation in enumerate(operations) if self._reduction.hook is not None else ():
                 mark("last" if number >= last else "some")
                 operation.hooked.end()
-            self.turns, self.is_begun = turns, True
+            self.turns, self.is_begun, self._chosen = turns, True, None
         except BaseException as error:  # including those of signal handlers
-            self.turns, self.is_begun = turns, len(begun) == len(operations)
+            self.turns, self.is_begun, self._chosen = turns, len(begun) == len(operations), None
             self._refuse_unpushed(operations, len(begun), error)
             raise
         finally:
@@ -160,7 +164,7 @@ class DenseReducer(PlannedReducer):
 
     def _refuse_unpushed(self, operations: Sequence[Operation], pushed: int, error: BaseException) -> None:
         """After an error in a step whose first `pushed` operations have started: refuse the rest of the step."""
-        reason = str(error)
+        reason = errors.reason_of(error)
         if pushed < len(operations):
             # The failed operation has taken its turn if NaiveEngine has run it, or if its hook or update has begun.
             failed = operations[pushed]
@@ -277,20 +281,25 @@ class DenseReducer(PlannedReducer):
         self.redefer(reason)
         self.is_begun = False
         self.turns += 1
-        if not self._operations:
-            self._process_set._core.refuse(self._exchange_name, reason)
-        for operation in self._operations:
-            operation.refuse(self._process_set._core, reason)
-        self._refuse_comparison_of(reason)
+        self.refuse_operations(reason)
 
     def share_freshness(self, clear: bool = False) -> list[BucketMember]:
-        """The members that are fresh on some worker. With `clear`, their stale gradients here are set to zero."""
+        """The members that are fresh on some worker. With `clear`, their stale gradients here are set to zero.
+
+        With `clear`, a step follows with the operations of these members, which are kept in `_chosen`.
+        """
         active = [member for operation in self._operations for member in operation.members]
         if not active:
             return []
         flags = [trainer_state.is_fresh(member.parameter) for member in active]
-        _, fresh = self._ask(lambda exchange_name: agreement.extremes(self._process_set, exchange_name, flags))
-        used = [member for member, flag in zip(active, fresh) if flag]
+        self._refuse_next = self.refuse_operations if clear else _refuse_nothing
+        try:
+            _, fresh = self._ask(lambda exchange_name: agreement.extremes(self._process_set, exchange_name, flags))
+        finally:
+            self._refuse_next = None
+        chosen, used = self._with_fresh(fresh)
+        if clear:
+            self._chosen = chosen
         for member in used:
             for weight, gradient in zip(member.parameter._data, member.parameter._grad):
                 if not weight._fresh_grad:
@@ -299,24 +308,78 @@ class DenseReducer(PlannedReducer):
                     weight._fresh_grad = True
         return used
 
+    def _with_fresh(self, fresh: Sequence[bool]) -> tuple[list[Operation], list[BucketMember]]:
+        """The operations with fresh gradients, and their fresh members. `fresh`: a flag for each member."""
+        flags, chosen, used = iter(fresh), [], []
+        for operation in self._operations:
+            of_operation = [member for member in operation.members if next(flags)]
+            if of_operation:
+                chosen.append(operation)
+            used += of_operation
+        return chosen, used
+
     def _ask(self, exchange: Callable[[str], Any]) -> Any:
         turns = self.turns
         try:
             return super()._ask(exchange)
         except BaseException as error:
-            if self.turns == turns:
-                raise
             sentence = f"The ranks do not take the same step of {self._scope}: {errors.reason_of(error)}"
-            # The first operation's turn is taken. Other ranks may wait for its weights and the later operations.
-            if self._operations and self._operations[0].hooked is not None:
-                self._operations[0].hooked.begin_again()
-            self._refuse_rest(self._operations[:1], self._operations[1:], sentence)
-            if not isinstance(error, RuntimeError):
-                raise
-            raise MXNetError(sentence) from None  # the message contains its text
+            if self.turns != turns and self._exchange_has_failed:
+                self.refuse_after_failed_exchange(sentence)
+            if isinstance(error, MXNetError) or type(error) is RuntimeError:
+                raise MXNetError(sentence) from None  # the message contains its text
+            raise
+
+    def _first_turn(self, name: str) -> Turn:
+        return _FirstTurn(self, self._refuse_next, self._process_set, name, f"a step of {self._scope}")
+
+    def refuse_after_failed_exchange(self, reason: str) -> None:
+        """Refuse the rest of a step whose first turn an exchange has taken, which has failed on all ranks."""
+        # Other ranks may wait for the weights of the first operation, and for the later operations.
+        if self._operations and self._operations[0].hooked is not None:
+            self._operations[0].hooked.begin_again()
+        self._refuse_rest(self._operations[:1], self._operations[1:], reason)
+
+    def refuse_operations(self, reason: str, met: np.ndarray | None = None) -> None:
+        """Refuse the operations that the other ranks start in this step.
+
+        `met`: the freshness of the gradients on all ranks, if it decides about the operations.
+        """
+        operations = self._operations if self._chosen is None else self._chosen
+        if met is not None:
+            operations = self._with_fresh(met.max(axis=0))[0]
+        if not self._operations:
+            self._process_set._core.refuse(self._exchange_name, reason)
+        for operation in operations:
+            operation.refuse(self._process_set._core, reason)
+        self._refuse_comparison_of(reason)
 
     def __getstate__(self) -> dict:
         return {**super().__getstate__(), "_to_update": [], "_equal_batches": None}
+
+
+def _refuse_nothing(reason: str, met: np.ndarray) -> None:
+    """For an exchange in update(), which no operation follows."""
+
+
+class _FirstTurn(Turn):
+    """The turn of a step's first operation after an exchange. A refusal is one of the whole step."""
+
+    __slots__ = ("_reducer", "_refuse_next")
+
+    def __init__(self, reducer: DenseReducer, refuse_next: Callable | None, *given: Any) -> None:
+        super().__init__(*given)
+        self._reducer = reducer
+        self._refuse_next = refuse_next
+
+    def _post_refusal(self, reason: str) -> None:
+        if self._refuse_next is None:
+            self._reducer.refuse_operations(reason)
+        else:
+            self._refuse_next(reason, self.met)
+
+    def _after_failed_meeting(self, reason: str) -> None:
+        self._reducer.refuse_after_failed_exchange(reason)
 
 
 def _counted(operations: Sequence[Operation], only_fresh: bool) -> list[Parameter]:

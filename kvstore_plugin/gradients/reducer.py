@@ -252,6 +252,7 @@ class SharedReducer(Reducer):
         # How often each parameter had been initialized when the last check found values on all ranks.
         self._times = [deferred_init.times(parameter) for parameter in self._parameters]
         self._comparison = Comparison(self._process_set)
+        self._exchange_has_failed = False  # whether the last failed exchange gives no rank a result
         self._summed: tuple[Squares, Callable[[int], None]] | None = None  # the number to sum, and its setter
 
     def _names(self) -> list[str]:
@@ -352,11 +353,19 @@ class SharedReducer(Reducer):
         If the exchange fails, it has taken the turn of the step.
         """
         name = self._names()[0]
+        following = operation.Following(lambda: self._first_turn(name))
         try:
-            return exchange(name)
-        except BaseException as error:
-            self.turns += operation.fails_for_all(name, error)
+            with following:
+                return exchange(name)
+        except BaseException:
+            begun = following.exchange
+            self.turns += begun is not None and begun.is_taken()
+            self._exchange_has_failed = begun is not None and begun.fails_for_all()
             raise
+
+    def _first_turn(self, name: str) -> operation.Turn:
+        """The turn that the ranks take after an exchange: that of the step's first operation."""
+        return operation.Turn(self._process_set, name, f"a step of {self._scope}")
 
     def _check_values(self) -> None:
         """Raise an error on all ranks if a parameter has values on some ranks only, or needs a gradient without values.

@@ -67,6 +67,14 @@ class StepGuard:
             self._when_failed(error)
 
 
+def refuse_unbegun(reducers: Sequence[Reducer], turns: Sequence[int], reason: str) -> None:
+    """Refuse a step for those reducers that have neither begun nor refused it. `turns`: theirs before the step."""
+    for reducer, before in zip(reducers, turns):
+        if reducer.turns == before:
+            with contextlib.suppress(RuntimeError, ValueError):  # the core was shut down, or the set was removed
+                reducer.refuse(reason)
+
+
 @contextlib.contextmanager
 def updates(trainer: gluon.Trainer | None, reducers: Sequence[Reducer]) -> Iterator[None]:
     """Context manager of a trainer's updates: puts fences around them, and notes if they fail on this worker.

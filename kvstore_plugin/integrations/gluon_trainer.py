@@ -61,6 +61,7 @@ class _Record:
         self.losses = 0  # process.losses when the reducer was created
         self.is_stepping = False
         self.told = Told.ALL
+        self.mark: Any = None  # stands for the current step, see batch_norm_calls.end_step()
         self.is_counted = False  # allreduce_grads() has failed here, and this worker has counted the update
         self.ignores_stale = False  # whether the current step ignores stale gradients
 
@@ -153,8 +154,7 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
             try:
                 reducer.meet_loaded()
             except BaseException as error:  # the other workers have taken a step, or will take none either
-                if reducer.turns == turns:
-                    reducer.refuse(errors.reason_of(error))
+                step_guard.refuse_unbegun([reducer], [turns], errors.reason_of(error))
                 batch_norm_calls.end_step(self._params, _process_set_of(self), errors.reason_of(error))
                 raise
     if is_ours(self._kvstore_params["kvstore"]):
@@ -297,9 +297,11 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
         _settle(self, record)
     reducer = record.reducer or _reducer_of(self)
     turns = reducer.turns
+    if not record.is_stepping:
+        record.mark = object()
     try:
         try:
-            batch_norm_calls.end_step(self._params, self._kvstore._process_set)
+            batch_norm_calls.end_step(self._params, self._kvstore._process_set, "", record.mark)
             record.told = Told.ALL  # the rest is refused below
             label = _label(self, "a step" if record.is_stepping else _SUMS)
             for parameter in self._params:
@@ -316,8 +318,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
                     record.ignores_stale, label, Comparing.NOTHING if record.is_stepping else Comparing.UPDATE
                 )
             except BaseException as error:
-                if reducer.turns == turns:
-                    reducer.refuse(errors.reason_of(error))
+                step_guard.refuse_unbegun([reducer], [turns], errors.reason_of(error))
                 raise
             reducer.update()
             if record.is_stepping and not self._update_on_kvstore:
@@ -350,7 +351,7 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
     _resume(self, record)
     if not record.has_met:
         _meet(self)
-    wrong = None
+    wrong, record.mark = None, object()
     try:
         self._check_and_rescale_grad(self._scale / batch_size)
         ignore_stale_grad = bool(ignore_stale_grad)
@@ -600,7 +601,9 @@ def _awaited_by(trainer: gluon.Trainer) -> list[int]:
 def _refuse(trainer: gluon.Trainer, error: BaseException) -> None:
     """Refuse a step that only the other workers have begun, and count an update, as they do."""
     _refuse_and_count(trainer, _reducer_of(trainer).refuse, errors.reason_of(error))
-    batch_norm_calls.end_step(trainer._params, _process_set_of(trainer), errors.reason_of(error))
+    record = _record(trainer)
+    record.told = Told.ALL
+    batch_norm_calls.end_step(trainer._params, _process_set_of(trainer), errors.reason_of(error), record.mark)
 
 
 def _refuse_awaited(trainer: gluon.Trainer, reason: str) -> None:

@@ -96,6 +96,7 @@ class Calls:
         self._era += 1
         self._steps = 0  # steps of the program
         self._in_evaluation = 0
+        self._ended: Any = None  # the mark of the last step
         self._next = Number(0, 0)  # the number of the next operator that runs
         self._most = 0  # calls in one step
         self._running = 0  # the step of the last operator that has run
@@ -177,12 +178,14 @@ class Calls:
                 self._short = [one for one in self._short if one.step >= self._running]
                 self._refused = [one for one in self._refused if one.step >= self._running - 1]
 
-    def end_step(self, refusal: str) -> None:
+    def end_step(self, refusal: str, mark: Any) -> None:
         """Register a step of the program. The calls of the next step begin when the operators of this step have run."""
+        if mark is not None and mark is self._ended:
+            return
         step = _Step(
             self._steps, self._in_evaluation, refusal, self._is_stale(), self._first_use.is_due(), self._era
         )  # fmt: skip
-        self._steps, self._in_evaluation = self._steps + 1, 0
+        self._steps, self._in_evaluation, self._ended = self._steps + 1, 0, mark
         self.follow()
         if self._means is None:  # then no operator can have run
             self._end(step)
@@ -253,7 +256,7 @@ class Calls:
 of_key: weakref.WeakValueDictionary[str, Calls] = weakref.WeakValueDictionary()
 
 
-def end_step(params: Sequence[Any], process_set: ProcessSet, refusal: str = "") -> None:
+def end_step(params: Sequence[Any], process_set: ProcessSet, refusal: str = "", mark: Any = None) -> None:
     """End the calls of a step of a trainer. Called once in each step on each worker, even if the step fails.
 
     Parameters
@@ -264,6 +267,9 @@ def end_step(params: Sequence[Any], process_set: ProcessSet, refusal: str = "") 
         The workers that take the trainer's steps together.
     refusal : str, optional
         Why the step has failed on this worker.
+    mark : object, optional
+        Stands for the step: a second call with the same object, after an exception in the first, only ends the calls
+        that the first has not ended.
     """
     if not of_key:
         return
@@ -272,7 +278,7 @@ def end_step(params: Sequence[Any], process_set: ProcessSet, refusal: str = "") 
         # Checked here, without a call of a method: a process may have many layers of other trainers.
         is_trained = not trained.isdisjoint(map(id, calls.parameters.values()))
         if is_trained and calls.is_within(process_set):
-            calls.end_step(refusal)
+            calls.end_step(refusal, mark)
 
 
 def begin_again() -> None:

@@ -11,8 +11,8 @@ from ..collectives import compression as compressions
 from ..collectives.compression import Compression
 from ..compat import arrays
 from ..compat.arguments import positive_number, whole_number
-from ..compat.mxnet import NDArray, mx
-from ..coordination.operation import Turn, fails_for_all
+from ..compat.mxnet import MXNetError, NDArray, mx
+from ..coordination.operation import Turn
 from ..coordination.uninterrupted import uninterrupted
 from ..gradients import parameter_groups
 from ..gradients.clipping import Clipping
@@ -142,6 +142,7 @@ class LocalTrainer(DistributedTrainer):
         self._meetings: Meetings | None = None  # None on a worker outside the process set
         self._outer: OuterOptimizer | None = None  # created in the first local step
         self._outer_state: dict | None = None  # loaded and not used yet
+        self._exchange_has_failed = False  # whether the last exchange before local steps gave no worker a result
         self._steps_since = 0  # local steps since the last meeting
         self._period_began = 0.0
         super().__init__(
@@ -418,10 +419,11 @@ class LocalTrainer(DistributedTrainer):
         share, state = self._shares[0], self._outer_state
         after = "" if state is None else " after load_states(), which all workers must call between the same steps"
         call = f"the first local step of {share.scope}{after}"
+        self._exchange_has_failed = False
         try:
             self._meet(call)
         except BaseException as error:
-            if fails_for_all(self._meetings.whole, error):
+            if self._exchange_has_failed or isinstance(error, MXNetError):  # raised on all workers
                 raise
             # E.g. Ctrl-C: the other workers do not know of it, and may begin.
             reason = f"{type(error).__name__} has interrupted {call} on rank {process.rank()}"
@@ -455,12 +457,14 @@ class LocalTrainer(DistributedTrainer):
             self._exchange(call, [])
 
     def _exchange(self, call: str, numbers: Sequence[int]) -> np.ndarray:
+        turn = Turn(self._meetings.process_set, self._meetings.whole, call)
         try:
-            with Turn(self._meetings.process_set, self._meetings.whole, call) as turn:
+            with turn:
                 self._check_begin()
                 return turn.meet(call, numbers)
         except BaseException as error:
-            if fails_for_all(self._meetings.whole, error):  # in a meeting, workers also wait for changes
+            self._exchange_has_failed = turn.fails_for_all()
+            if self._exchange_has_failed:  # in a meeting, workers also wait for changes
                 self._meetings.refuse_changes(str(error))
                 self._redefer(str(error))
             raise

@@ -57,6 +57,7 @@ class MeetingTrainer(gluon.Trainer):
         self._steps = 0  # equal on all workers between two steps, even after a failed step
         self._begun: tuple[str, bool] | None = None  # while step() or update() runs: a step's label, ignore_stale_grad
         self._told = Told.ALL
+        self._mark: Any = None  # stands for the current step, see batch_norm_calls.end_step()
         self._awaits_update = False  # allreduce_grads() was called, and update() was not
         self._is_counted = False  # allreduce_grads() has failed here, and this worker has counted the update
         self._labelled: tuple[Any, str] = (None, "")  # cache of _label(): its input, and the label

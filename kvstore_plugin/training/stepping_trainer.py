@@ -85,7 +85,7 @@ class SteppingTrainer(MeetingTrainer):
 
     def _guard(self, told: Told = Told.ALL) -> StepGuard:
         """A context manager for a step or an update. `told`: what the other workers know of it; see _end_failed()."""
-        self._told = told
+        self._told, self._mark = told, object()
         return StepGuard(self, self._gradients, functools.partial(self._end_failed, self._steps))
 
     def _end_failed(self, steps: int, error: BaseException) -> None:
@@ -206,7 +206,7 @@ class SteppingTrainer(MeetingTrainer):
                 call(gradients)
             except BaseException as error:
                 for later in self._gradients[number + 1 :]:
-                    refuse(later, str(error))
+                    refuse(later, errors.reason_of(error))
                 raise
 
     def _check_and_rescale_grad(self, scale: float) -> None:
@@ -221,7 +221,7 @@ class SteppingTrainer(MeetingTrainer):
         self._told = Told.ALL
         for gradients in self._gradients:
             gradients.refuse(reason)
-        batch_norm_calls.end_step(self._params, self._workers.process_set, reason)
+        batch_norm_calls.end_step(self._params, self._workers.process_set, reason, self._mark)
 
     def _awaited_by(self) -> list[int]:
         """The ranks that have begun a step or an update that this rank has not begun."""
@@ -248,10 +248,11 @@ class SteppingTrainer(MeetingTrainer):
         if self._begun is None:  # a subclass may call this method in a step() of its own
             self._require_local_updates("allreduce_grads")
             self._resume()
+            self._mark = object()
         label, ignore_stale = self._begun or ("", self._ignores_stale)
         turns = [reducer.turns for reducer in self._gradients]
         try:
-            batch_norm_calls.end_step(self._params, self._workers.process_set)
+            batch_norm_calls.end_step(self._params, self._workers.process_set, "", self._mark)
             self._told = Told.ALL  # the rest is refused below
             deadlock_check.note_step(self, type(self)._awaited_by, type(self)._refuse_awaited)
             if self._awaits_update:
@@ -275,9 +276,7 @@ class SteppingTrainer(MeetingTrainer):
 
         `turns`: the turns of the reducers before the sums.
         """
-        for reducer, before in zip(self._gradients, turns):
-            if reducer.turns == before:
-                reducer.refuse(reason)
+        step_guard.refuse_unbegun(self._gradients, turns, reason)
         shared = [one for one in self._gradients if isinstance(one, SharedReducer)]
         told = {one.process_set for one in shared if not one.is_begun}  # their workers get an error
         if told and any(one.process_set not in told for one in shared):

@@ -471,7 +471,7 @@ def join_hook(trainer: DistributedTrainer) -> JoinHook:
         workers.process_set,
         workers.scope,
         shared,
-        len(shared) < len(trainer._params),
+        bool(workers.scope) and len(shared) < len(trainer._params),
         options.reduce_method == "mean",
         options.sums_of_means,
         attach,
