@@ -382,9 +382,9 @@ def exchange(
                 if errors.code_of(error) != "given_up" or process.rank() not in error.ranks:
                     raise  # otherwise the call was given up before this rank arrived: take the next turn
                 continue
-        if following is not None:
-            following.exchange = None
-        return met
+            if following is not None:  # in this block, whose end an exception may precede without its __exit__()
+                following.exchange = None
+            return met
 
 
 _thread = threading.local()  # `following`: the Following of the current exchange
