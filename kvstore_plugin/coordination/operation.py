@@ -57,6 +57,11 @@ class Turn:
     turn_of : str, optional
         The operation takes the last turn of this name; by default it takes the next turn of its own name.
 
+    Attributes
+    ----------
+    started : list
+        Empty: the turn is open. Otherwise it holds the core's result, or None for a refusal.
+
     Raises
     ------
     ValueError
@@ -65,7 +70,7 @@ class Turn:
         kvstore_plugin is not initialized.
     """
 
-    __slots__ = ("_agreed", "_is_late", "_options", "_result", "_started", "call", "core", "met", "name", "process_set")
+    __slots__ = ("_agreed", "_is_late", "_options", "_result", "call", "core", "met", "name", "process_set", "started")
 
     def __init__(self, process_set: Any, name: str, call: str, turn_of: str = "") -> None:
         self.process_set = process_set
@@ -73,7 +78,7 @@ class Turn:
         self.core.rank()
         self.name, self.call = name, call
         self._options = {"turn_of": turn_of} if turn_of else {}
-        self._started: list[Any] = []  # empty: the turn is open; otherwise the core's result, or None for a refusal
+        self.started: list[Any] = []
         self._agreed: Sequence[Turn] = ()
         self._is_late = False  # whether a thread waits for the end of this turn's meet(), and refuses what follows
         self.met: Any = None  # result of the meet() in which the ranks agreed on this turn
@@ -86,15 +91,15 @@ class Turn:
         if error is None:
             return
         reason = f"{self.call}: {str(error) or kind.__name__}"
-        if not self._started:
+        if not self.started:
             process.refusals += 1
             self._refuse(reason)
             self._tell()
         elif self._agreed:
-            self._is_late = _refuse_after(self._started[0], self._agreed, reason)
+            self._is_late = _refuse_after(self.started[0], self._agreed, reason)
 
     def _refuse(self, reason: str) -> None:
-        self._started.append(None)
+        self.started.append(None)
         self._post_refusal(reason)
 
     def _post_refusal(self, reason: str) -> None:
@@ -122,12 +127,12 @@ class Turn:
             The operation has failed at once: NaiveEngine runs operations when they are pushed.
         """
         try:
-            start(self._started, functools.partial(function, self.name, *arguments, **self._options, **options))
+            start(self.started, functools.partial(function, self.name, *arguments, **self._options, **options))
         except MXNetError:
-            self._started.append(None)
+            self.started.append(None)
             raise
         except (RuntimeError, ValueError) as error:
-            if self._started:
+            if self.started:
                 raise  # the operation has started, so a signal handler has raised this error
             raise ArgumentValueError(f"{error}.") from error
 
@@ -138,8 +143,8 @@ class Turn:
 
     def submit(self, function: Callable, *arguments: Any, **options: Any) -> Any:
         """Start the operation with a function of the core for numpy arrays, and return its work."""
-        start(self._started, functools.partial(function, self.name, *arguments, **self._options, **options))
-        return self._started[0]
+        start(self.started, functools.partial(function, self.name, *arguments, **self._options, **options))
+        return self.started[0]
 
     def broadcast(self, root: int, mine: np.ndarray | None, received: np.ndarray | None) -> Any:
         """Start to copy `mine` of the set's rank `root` into `received` on the other ranks, and return the work."""
@@ -195,27 +200,27 @@ class Turn:
 
     def is_taken(self) -> bool:
         """Whether this rank has started the operation or has refused the turn."""
-        return bool(self._started)
+        return bool(self.started)
 
     def is_refused(self) -> bool:
         """Whether this rank has refused the turn."""
-        return self._started == [None]
+        return self.started == [None]
 
     def fails_for_all(self) -> bool:
         """Whether this turn of a `meet` was refused here or has failed, so that no rank gets a result.
 
         Not after an exception of a signal handler in the wait: the other ranks may get the result and go on.
         """
-        if not self._started or self._is_late or self.is_refused():
+        if not self.started or self._is_late or self.is_refused():
             return self.is_refused()
         try:
-            self._started[0].done() and self._started[0].wait(0)
+            self.started[0].done() and self.started[0].wait(0)
         except RuntimeError:
             return True
         return False
 
     def _wait(self, limit: Limit | None, look: Callable[[], None] | None) -> np.ndarray:
-        work = self._started[0]
+        work = self.started[0]
         refusals: list[Callable[[], None]] = []  # each refuses an operation in which other ranks wait in a deadlock
         try:
             if limit is not None:
@@ -300,9 +305,9 @@ def _refuse_after(meeting: Any, turns: Sequence[Turn], reason: str) -> bool:
 
     Returns whether a thread waits for the end of the meeting.
     """
-    turns = [turn for turn in turns if not turn._started]
+    turns = [turn for turn in turns if not turn.started]
     for turn in turns:
-        turn._started.append(None)
+        turn.started.append(None)
 
     def refuse() -> None:
         with contextlib.suppress(RuntimeError, ValueError):  # the core was shut down, or the set was removed
@@ -382,9 +387,7 @@ def exchange(
                 if errors.code_of(error) != "given_up" or process.rank() not in error.ranks:
                     raise  # otherwise the call was given up before this rank arrived: take the next turn
                 continue
-            if following is not None:  # in this block, whose end an exception may precede without its __exit__()
-                following.exchange = None
-            return met
+        return met
 
 
 _thread = threading.local()  # `following`: the Following of the current exchange
@@ -400,20 +403,25 @@ class Following:
     make : callable
         Makes the Turn.
 
-    Attributes
-    ----------
-    exchange : Turn or None
-        The exchange, unless it has succeeded on this rank.
     """
 
     def __init__(self, make: Callable[[], Turn]) -> None:
         self._make = make
-        self.exchange: Turn | None = None
+        self._begun: tuple[Turn, list[Turn]] | None = None  # the last exchange, and the turn after it
 
     def begin(self, exchange: Turn) -> list[Turn]:
         """The turns that follow the exchange, which begins."""
-        self.exchange = exchange
-        return [self._make()]
+        turns = [self._make()]
+        self._begun = exchange, turns
+        return turns
+
+    def is_taken(self) -> bool:
+        """After an exception: whether this rank has taken or refused the turn, or no rank takes it any more."""
+        return self.has_failed() or bool(self._begun and self._begun[1][0].is_taken())
+
+    def has_failed(self) -> bool:
+        """Whether the exchange was refused here or has failed, so that no rank gets a result."""
+        return bool(self._begun and self._begun[0].fails_for_all())
 
     def __enter__(self) -> Following:
         _thread.following = self

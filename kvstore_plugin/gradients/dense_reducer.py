@@ -144,7 +144,7 @@ class DenseReducer(PlannedReducer):
         for operation in operations if self._reduction.hook is not None else ():
             operation.hooked.started = []
         try:
-            self.is_due = self._compares is not Comparing.NOTHING and bool(self._operations)
+            self.compared = self._none_compared()
             mark("some")
             before = operations if self._reduction.hook is not None else operations[:last]
             begun.extend(map(operator.methodcaller("push", label), before))
@@ -227,8 +227,12 @@ class DenseReducer(PlannedReducer):
 
     def _refuse_comparison_of(self, reason: str) -> None:
         """Refuse the comparison of a refused step, if the last step had a comparison: other ranks will start one."""
-        self.is_due = self._compares is not Comparing.NOTHING and bool(self._operations)
+        self.compared = self._none_compared()
         self.leave_out_comparison(reason)
+
+    def _none_compared(self) -> list[Any]:
+        """For `compared`, in a step whose comparison has not started."""
+        return [] if self._compares is not Comparing.NOTHING and self._operations else [None]
 
     def _refuse_rest(self, pushed: Sequence[Operation], others: Sequence[Operation], reason: str) -> None:
         """Refuse the rest of a step after some of its operations were pushed."""

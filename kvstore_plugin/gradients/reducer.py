@@ -7,6 +7,7 @@ reducer sums the gradients of its local parameters.
 from __future__ import annotations
 
 import enum
+import functools
 import weakref
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
@@ -52,8 +53,8 @@ class Reducer:
         Whether the ranks' values may differ on purpose: the trainer never broadcasts them.
     fences : sequence of Fence
         Fences after the updates that each worker makes itself; see step_guard.py.
-    is_due : bool
-        Whether compare() must still be called after the last allreduce().
+    compared : sequence
+        What compare() or a refusal has started since the last allreduce(). Empty: compare() must still be called.
     turns : int
         How many steps this rank has begun or refused. If allreduce() fails and this number is unchanged, the caller
         refuses the step.
@@ -64,7 +65,7 @@ class Reducer:
     have_values: Sequence[Parameter] = ()
     values_may_differ = False
     fences: Sequence[Fence] = ()
-    is_due = False
+    compared: Sequence[Any] = (None,)
     turns = 0
     is_begun = True
 
@@ -252,6 +253,7 @@ class SharedReducer(Reducer):
         # How often each parameter had been initialized when the last check found values on all ranks.
         self._times = [deferred_init.times(parameter) for parameter in self._parameters]
         self._comparison = Comparison(self._process_set)
+        self.compared: list[Any] = [None]
         self._exchange_has_failed = False  # whether the last failed exchange gives no rank a result
         self._summed: tuple[Squares, Callable[[int], None]] | None = None  # the number to sum, and its setter
 
@@ -280,7 +282,7 @@ class SharedReducer(Reducer):
         # After allreduce(), the comparison takes the turn of allreduce()'s first operation. Otherwise it takes the next
         # turn of this operation's name.
         name = self._names()[0]
-        own, turn_of = (f"{name}/update", name) if self.is_due else (name, "")
+        own, turn_of, started = (name, "", []) if self.compared else (f"{name}/update", name, self.compared)
         squares = None
         try:
             written, priority = self._compared()
@@ -290,26 +292,24 @@ class SharedReducer(Reducer):
         except BaseException as error:
             self._refuse_update(errors.reason_of(error))
             raise
-        started: list[Any] = []
         try:
             self._comparison.push(started, own, written, priority, label, turn_of, squares)
         except BaseException as error:
             if operation.must_refuse(started, error):
                 self._refuse_update(errors.reason_of(error))
+            started.append(None)
             raise
-        finally:
-            self.is_due = False
 
     def _refuse_update(self, reason: str) -> None:
         self.refuse_comparison(f"update() has failed on that rank: {reason}")
 
     def refuse_comparison(self, reason: str) -> None:
         name = self._names()[0]
-        if self.is_due:
-            self._process_set._core.refuse(f"{name}/update", reason, turn_of=name)
-        else:
+        if self.compared:
             self._process_set._core.refuse(name, reason)
-        self.is_due = False
+        else:  # once, even if an exception of a signal handler follows
+            refuse = functools.partial(self._process_set._core.refuse, f"{name}/update", reason, turn_of=name)
+            operation.start(self.compared, refuse)
 
     def await_comparison(self) -> None:
         for array in self._compared()[0][:1]:  # all of them carry the same error
@@ -321,7 +321,7 @@ class SharedReducer(Reducer):
     def is_left_out_by_all(self) -> bool:
         name = self._names()[0]
         turn = operation.Turn(self._process_set, f"{name}/update", "allreduce_grads()", turn_of=name)
-        self.is_due = False
+        self.compared = turn.started
         try:
             with turn:
                 turn.meet(_NO_UPDATE)
@@ -331,21 +331,21 @@ class SharedReducer(Reducer):
 
     def leave_out_comparison(self, reason: str) -> None:
         """Refuse the comparison of the last allreduce(), if it is still due."""
-        if self.is_due:
+        if not self.compared:
             self.refuse_comparison(reason)
 
     def awaited_by(self) -> list[int]:
         core, names = self._process_set._core, self._names()
         come = core.waiting_for_this(names)
-        if self.is_due:
+        if not self.compared:
             come += core.waiting_for_this([f"{names[0]}/update"], turn_of=names[0])
         return sorted({rank for ranks in come for rank in ranks})
 
     def refuse_awaited(self, reason: str) -> None:
-        if self.is_due:
-            self.refuse_comparison(reason)
-        else:
+        if self.compared:
             self.refuse(reason)
+        else:
+            self.refuse_comparison(reason)
 
     def _ask(self, exchange: Callable[[str], Any]) -> Any:
         """Run an exchange under the name of the first operation, which the other ranks start if they do not ask.
@@ -358,9 +358,8 @@ class SharedReducer(Reducer):
             with following:
                 return exchange(name)
         except BaseException:
-            begun = following.exchange
-            self.turns += begun is not None and begun.is_taken()
-            self._exchange_has_failed = begun is not None and begun.fails_for_all()
+            self.turns += following.is_taken()
+            self._exchange_has_failed = following.has_failed()
             raise
 
     def _first_turn(self, name: str) -> operation.Turn:
@@ -407,4 +406,4 @@ class SharedReducer(Reducer):
             deferred_init.redefer(self._parameters, self._times, self.have_values, reason)
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "is_due": False}
+        return {**self.__dict__, "compared": [None]}

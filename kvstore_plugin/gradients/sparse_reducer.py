@@ -67,7 +67,8 @@ class SparseReducer(SharedReducer):
                 sendings = turn.agreed(row_sparse.turns(self._process_set, self._name, contributions, len(active)))
                 met = self._meet(turn, label, active, contributions)
                 self.is_begun = True  # if an error of this worker alone follows, the other workers may update
-                self.is_due = self._has_begun = compares is not Comparing.NOTHING
+                self._has_begun = compares is not Comparing.NOTHING
+                self.compared = [] if self._has_begun else [None]
                 self._sum(sendings, active, contributions, met, ignore_stale)
         except BaseException as error:
             self.turns = turns + turn.is_taken()

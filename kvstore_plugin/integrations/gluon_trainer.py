@@ -293,7 +293,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
     _resume(self, record)
     deadlock_check.note_step(self, _awaited_by, _refuse_awaited)
     record.is_counted = False
-    if record.reducer is not None and record.reducer.is_due:
+    if record.reducer is not None and not record.reducer.compared:
         _settle(self, record)
     reducer = record.reducer or _reducer_of(self)
     turns = reducer.turns
@@ -362,7 +362,7 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
     if self._params_to_init:
         self._init_params()
     record.is_counted = False
-    if record.reducer is not None and record.reducer.is_due:
+    if record.reducer is not None and not record.reducer.compared:
         _settle(self, record)
     try:
         if wrong is not None:
@@ -608,7 +608,7 @@ def _refuse(trainer: gluon.Trainer, error: BaseException) -> None:
 
 def _refuse_awaited(trainer: gluon.Trainer, reason: str) -> None:
     """Refuse the step or update that the other workers wait for, and have counted."""
-    is_step = not _reducer_of(trainer).is_due  # otherwise an update() after the sums
+    is_step = bool(_reducer_of(trainer).compared)  # otherwise an update() after the sums
     _refuse_and_count(trainer, _reducer_of(trainer).refuse_awaited, reason)
     if is_step:
         batch_norm_calls.end_step(trainer._params, _process_set_of(trainer), reason)

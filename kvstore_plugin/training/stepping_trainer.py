@@ -126,7 +126,7 @@ class SteppingTrainer(MeetingTrainer):
         overflowed. Then nothing is counted.
         """
         self._awaits_update = self._is_counted = False
-        due = [gradients for gradients in self._gradients if gradients.is_due]
+        due = [gradients for gradients in self._gradients if not gradients.compared]
         left_out = [gradients.is_left_out_by_all() for gradients in due]  # ask every reducer, even after a False
         if not all(left_out):
             trainer_state.count_update(self)
@@ -229,7 +229,7 @@ class SteppingTrainer(MeetingTrainer):
 
     def _refuse_awaited(self, reason: str) -> None:
         """Refuse the operation that the other ranks wait for; they have counted it as an update."""
-        is_step = not any(gradients.is_due for gradients in self._gradients)  # otherwise an update() after the sums
+        is_step = all(gradients.compared for gradients in self._gradients)  # otherwise an update() after the sums
         for gradients in self._gradients:
             gradients.refuse_awaited(reason)
         if is_step:
@@ -253,7 +253,7 @@ class SteppingTrainer(MeetingTrainer):
         turns = [reducer.turns for reducer in self._gradients]
         try:
             batch_norm_calls.end_step(self._params, self._workers.process_set, "", self._mark)
-            self._told = Told.ALL  # the rest is refused below
+            self._told, self._is_counted = Told.ALL, False  # the rest is refused below
             deadlock_check.note_step(self, type(self)._awaited_by, type(self)._refuse_awaited)
             if self._awaits_update:
                 self._settle()
@@ -285,7 +285,7 @@ class SteppingTrainer(MeetingTrainer):
             self._told = Told.ALL if told else Told.SUMS
             return
         for gradients in self._gradients:
-            if gradients.is_due:
+            if not gradients.compared:
                 gradients.refuse_comparison(reason)
         if any(gradients.has_begun() for gradients in self._gradients):  # the other workers will count an update()
             trainer_state.count_update(self)

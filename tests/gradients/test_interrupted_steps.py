@@ -7,12 +7,14 @@ there the worker has left out a whole step, which only the end of training shows
 from __future__ import annotations
 
 import os
+import time
 
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from harness.interrupts import Interrupt, raising_at
+from harness.interrupts import Interrupt, interrupted_after, raising_at
 from harness.support import IS_2, MXNetError, array, clear_errors, mx
+from kvstore_plugin.nn import batch_norm_calls
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -163,3 +165,85 @@ def test_some_lines_of_a_step(kind, rank, gather):
 @pytest.mark.parametrize("kind", _runs(_KINDS))
 def test_all_lines_of_a_step(kind, rank, gather):
     _try_lines(kind, rank, gather, first=0, stride=1)
+
+
+class _OfTheScript(RuntimeError):
+    """Errors of the core are RuntimeErrors too."""
+
+
+def _load(net: _Network, path: str) -> None:
+    net.load_parameters(path)
+
+
+def _freeze(net: _Network, path: str) -> None:
+    net.second.weight.grad_req = "null"
+
+
+@pytest.mark.ranks(2, timeout=60)
+@pytest.mark.parametrize("error", [Interrupt, KeyboardInterrupt, _OfTheScript])
+@pytest.mark.parametrize("kind", ["own", "stale", "on the store", "stock"])
+@pytest.mark.parametrize("change", [_load, _freeze])
+def test_an_exception_while_a_step_waits_for_a_late_worker(rank, gather, tmp_path, kind, change, error):
+    mykv.init()
+    net, outcomes, path = _Network(False), [], str(tmp_path / f"{rank}.params")
+    trainer = _trainer(kind, net.collect_params())
+    net.save_parameters(path)
+    for step in range(_STEPS):
+        if step == _AT:
+            change(net, path)
+        with autograd.record():
+            loss = net(array(np.full((1, 1), 2.0**step, "float32")))
+        loss.backward()
+        before = net.values()
+        try:
+            if step == _AT and rank == 1:
+                with interrupted_after(0.3, error):
+                    _step(kind, trainer)
+            else:
+                time.sleep(0.8 if step == _AT else 0)
+                _step(kind, trainer)
+        except MXNetError:
+            clear_errors()
+            outcomes.append("failed")
+            continue
+        outcomes.append(before[0] - net.values()[0])
+    each = [2.0**step * (mykv.size() if kind == "stock" else 1) for step in range(_STEPS)]
+    for of_rank in gather(outcomes):
+        assert of_rank[:_AT] == each[:_AT]
+        assert all(one in ("failed", right) for one, right in zip(of_rank[_AT + 1 :], each[_AT + 1 :])), of_rank
+    (theirs, weights), (ours, changed) = gather((outcomes, net.values()))
+    assert theirs[_AT] == "failed" and ours[_AT] == 0
+    assert theirs[_AT + 1 :] == ours[_AT + 1 :]
+    assert ours[-1] == "failed" or weights == changed
+
+
+@pytest.mark.ranks(2, timeout=60)
+@pytest.mark.parametrize("kind", ["own", "two calls", "stock"])
+def test_an_exception_after_the_batch_norm_calls_of_a_step(rank, gather, kind, monkeypatch):
+    mykv.init()
+    net = nn.Sequential()
+    net.add(nn.Dense(2, in_units=2), mykv.SyncBatchNorm(in_channels=2))
+    net.initialize()
+    trainer, outcomes = _trainer(kind, net.collect_params()), []
+    end_step = batch_norm_calls.end_step
+
+    def raise_after(*given):
+        end_step(*given)
+        monkeypatch.setattr(batch_norm_calls, "end_step", end_step)
+        raise Interrupt("in a signal handler")
+
+    for step in range(_STEPS):
+        with autograd.record():
+            loss = (net(array(np.full((2, 2), rank + step + 1, "float32"))) ** 2).sum()
+        loss.backward()
+        if step == _AT and rank == 1:
+            monkeypatch.setattr(batch_norm_calls, "end_step", raise_after)
+        try:
+            _step(kind, trainer)
+            outcomes.append("right")
+        except (Interrupt, MXNetError):
+            clear_errors()
+            outcomes.append("failed")
+    assert outcomes == ["right"] * _AT + ["failed"] + ["right"] * (_STEPS - _AT - 1)
+    theirs, ours = gather([one.data().asnumpy().tolist() for one in net.collect_params().values()])
+    assert theirs == ours

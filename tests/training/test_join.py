@@ -469,6 +469,19 @@ def test_local_parameters_are_not_scaled_by_the_workers_that_are_left():
         pass
 
 
+@pytest.mark.ranks(2)
+def test_a_worker_outside_of_the_set_may_divide_by_the_workers_that_are_left(gather):
+    mykv.init()
+    alone = mykv.add_process_set([0])
+    parameter = _vector()
+    trainer = mykv.DistributedTrainer([parameter], "sgd", {"learning_rate": 1.0}, process_set=alone)
+    with mykv.join(trainer, divide_by_initial_world_size=False):
+        _backward_of(parameter)
+        trainer.step(1)
+    assert gather(parameter.data().asnumpy().tolist()) == [[-1.0, -1.0]] * 2
+    mykv.remove_process_set(alone)
+
+
 @pytest.mark.ranks(3)
 def test_wrong_arguments_are_refused_in_the_process_set_of_the_trainer(rank):
     mykv.init()

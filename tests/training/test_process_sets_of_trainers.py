@@ -314,6 +314,31 @@ def test_a_trainer_of_a_removed_set_says_so(rank, size, gather):
     mykv.remove_process_set(part)
 
 
+@pytest.mark.ranks(3)
+def test_a_removed_set_of_one_parameter_fails_the_steps_of_all(rank, gather):
+    mykv.init()
+    pair = mykv.add_process_set([0, 1])
+    first, second = (gluon.Parameter(name, shape=(1,), init="zeros") for name in ("first", "second"))
+    first.initialize()
+    second.initialize()
+    trainer = mykv.DistributedTrainer([first, second], *_SGD, parameter_process_sets={first: pair})
+    errors = []
+    for step in range(4):
+        if step == 2:
+            mykv.remove_process_set(pair)
+        with autograd.record():
+            loss = (first.data() + second.data()).sum()
+        loss.backward()
+        try:
+            trainer.step(1)
+            mx.nd.waitall()
+        except (MXNetError, ValueError) as error:
+            errors.append(step)
+            assert "was removed" in str(error) or "differs between ranks" in str(error)
+            clear_errors()
+    assert errors == ([3] if rank == 2 else [2, 3])  # in step 2 no other worker waits for the removed set
+
+
 @pytest.mark.ranks(4)
 def test_stores_of_sets(rank, size):
     parts = [[0, 2], [1, 3]]
