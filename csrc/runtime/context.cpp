@@ -8,7 +8,7 @@
 namespace mykv {
 
 std::unique_ptr<Transport> choose_transport(const World& world, HostTable& table, const NetworkOptions& options) {
-  if (world.hosts().size() == 1) return std::make_unique<HostTransport>(world, table);
+  if (!world.has_several_hosts()) return std::make_unique<HostTransport>(world, table);
   return std::make_unique<MpiTransport>(world, table, options);
 }
 
@@ -29,7 +29,7 @@ namespace {
 // Process sets use the launcher of the world, so that one order holds for their launches and the world's.
 std::shared_ptr<Launcher> launcher_of(const World& world, HostTable& table) {
   if (world.is_subset()) return Launcher::current();
-  return Launcher::begin(table.launch_order(), world.hosts()[static_cast<size_t>(world.host())]);
+  return Launcher::begin(table.launch_order(), world.host_ranks());
 }
 
 gpu::GpuRoads gpus_of(const World& world, const RuntimeOptions& options, const Launcher* launcher) {
@@ -43,10 +43,10 @@ gpu::GpuRoads gpus_of(const World& world, const RuntimeOptions& options, const L
 RuntimeContext::RuntimeContext(std::unique_ptr<World> made, const RuntimeOptions& given)
     : options(given),
       owned(std::move(made)),
-      table(world.segment(), world.labels(host()), world.local_rank(), 0, several_hosts()),
+      table(world.segment(), world.labels(world.host_ranks()), world.local_rank(), 0, world.has_several_hosts()),
       launcher(launcher_of(world, table)),
       gpus(gpus_of(world, options, launcher.get())),
-      region(world.segment(), world.region_begin(), world.region_bytes(), several_hosts()),
+      region(world.segment(), world.region_begin(), world.region_bytes(), world.has_several_hosts()),
       pinned(world.segment(), region),
       transport(choose_transport(world, table, options.network)),
       nccl(gpus.nccl ? std::make_unique<NcclTransport>(world, table, launcher) : nullptr),

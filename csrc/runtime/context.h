@@ -39,9 +39,6 @@ struct RuntimeContext {
   Transport& transport_of(const Operation& operation) const {
     return operation.road == DataPath::nccl ? *nccl : *transport;
   }
-  bool several_hosts() const { return world.hosts().size() > 1; }
-  // The global ranks of this host.
-  const std::vector<int>& host() const { return world.hosts()[static_cast<size_t>(world.host())]; }
   // This rank's number in messages.
   int label() const { return world.label(world.rank()); }
   Bell& bell() { return table.bell(world.local_rank()); }

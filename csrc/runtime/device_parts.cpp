@@ -89,7 +89,7 @@ void DeviceParts::begin(Part part) {
 
 // Reports once that slots are not pinned.
 void DeviceParts::note_problem() {
-  const std::string& problem = context_.pinned.problem();
+  const std::string& problem = pinned_.problem();
   if (problem.empty() || std::exchange(told_, true)) return;
   std::lock_guard<std::mutex> lock(note_mutex_);
   note_ = "copies to and from GPUs block its thread, since " + problem;
@@ -99,11 +99,11 @@ void DeviceParts::copy_in(Copying& copying) {
   Part& part = copying.part;
   const Operation& op = copying.operation;
   const Request& request = part.posted->request;
-  char* const base = context_.world.segment().base();
+  char* const base = world_.segment().base();
   const size_t bytes = std::max<size_t>(op.bytes(), 1);
-  part.slot = context_.pinned.allocate(bytes);
+  part.slot = pinned_.allocate(bytes);
   part.slot_bytes = bytes;
-  if (op.kind == Kind::broadcast && op.root != context_.world.rank()) return;
+  if (op.kind == Kind::broadcast && op.root != world_.rank()) return;
   const size_t width = item_size(op.dtype);
   const std::vector<int>& devices = request.devices->inputs;
   gpu::CopyStreams& streams = streams_in_;
@@ -118,7 +118,7 @@ void DeviceParts::copy_in(Copying& copying) {
   for (size_t i = 0; i < inputs; ++i) {
     uint64_t slot = part.slot;
     if (i > 0) {
-      slot = context_.pinned.allocate(bytes);
+      slot = pinned_.allocate(bytes);
       copying.inputs.push_back(slot);
     }
     streams.copy(devices.at(i), base + slot, static_cast<const char*>(request.inputs[i]) + part.begin * width,
@@ -164,8 +164,7 @@ bool DeviceParts::take_copied_in() {
       ++it;
       continue;
     }
-    if (arrived == Parts::Arrived::over)
-      copy_out_and_leave(copying.part, context_.table.entry(copying.part.entry).error.get());
+    if (arrived == Parts::Arrived::over) copy_out_and_leave(copying.part, table_.entry(copying.part.entry).error.get());
     requests_.set_crowded_out(nullptr);
     it = in_.erase(it);
     any = true;
@@ -177,7 +176,7 @@ bool DeviceParts::take_copied_in() {
 void DeviceParts::join_inputs(Copying& copying) {
   Part& part = copying.part;
   const Operation& op = copying.operation;
-  char* const base = context_.world.segment().base();
+  char* const base = world_.segment().base();
   size_t given_back = copying.inputs.size();
   if (copying.error.empty() && !copying.inputs.empty()) {
     std::vector<const void*> inputs{base + part.slot};
@@ -187,11 +186,11 @@ void DeviceParts::join_inputs(Copying& copying) {
   }
   unsafe_ |= copying.lost;
   if (!copying.lost) {
-    for (const uint64_t slot : copying.inputs) context_.pinned.release(slot, part.slot_bytes);
+    for (const uint64_t slot : copying.inputs) pinned_.release(slot, part.slot_bytes);
   }
   copying.inputs.clear();
   const bool drop = !copying.error.empty() && part.slot_bytes > 0;
-  if (drop && !copying.lost) context_.pinned.release(part.slot, part.slot_bytes);
+  if (drop && !copying.lost) pinned_.release(part.slot, part.slot_bytes);
   given_back += drop;
   if (given_back > 0) requests_.release_bytes(given_back * part.slot_bytes);
   if (drop) part.slot_bytes = 0;
@@ -228,7 +227,7 @@ void DeviceParts::copy_out(const Part& part) {
   const Request& request = part.posted->request;
   const size_t width = item_size(request.operation.dtype);
   const std::vector<int>& devices = request.devices->outputs;
-  const char* const slot = context_.world.segment().base() + part.slot;
+  const char* const slot = world_.segment().base() + part.slot;
   gpu::CopyStreams& streams = streams_out_;
   for_overlaps(request.targets, range_of(part), [&](const Target& to, const Range& both) {
     streams.copy(devices.at(index_of(request.targets, to)), address_in(to, both.begin, width),
@@ -267,9 +266,9 @@ bool DeviceParts::take_copied_out() {
 // it leaves, after it has done its share of the operations that all ranks have agreed on.
 void DeviceParts::retire(const std::string& failure) {
   if (!retired_.empty()) return;
-  retired_ = failure + " of rank " + std::to_string(context_.label());
+  retired_ = failure + " of rank " + std::to_string(world_.label(world_.rank()));
   requests_.refuse_new(retired_);
-  context_.table.depart(context_.label(), retired_);
+  table_.depart(world_.label(world_.rank()), retired_);
 }
 
 std::string DeviceParts::retired_text(const Part& part) const {

@@ -11,17 +11,19 @@
 #include <vector>
 
 #include "gpu/device.h"
-#include "runtime/context.h"
+#include "gpu/memory.h"
 #include "runtime/parts.h"
 #include "runtime/requests.h"
+#include "table/host_table.h"
+#include "world/world.h"
 
 namespace mykv {
 
 // Used by the runtime's thread only, apart from take_note().
 class DeviceParts {
  public:
-  DeviceParts(RuntimeContext& context, Requests& requests, Parts& parts)
-      : context_(context), requests_(requests), parts_(parts) {}
+  DeviceParts(const World& world, HostTable& table, gpu::PinnedSlots& pinned, Requests& requests, Parts& parts)
+      : world_(world), table_(table), pinned_(pinned), requests_(requests), parts_(parts) {}
 
   // Whether the memory of a request is not ready yet, since work in other streams has not ended. Such a request takes
   // no slot and blocks no stream, so that later requests can overtake it.
@@ -71,7 +73,9 @@ class DeviceParts {
   void keep_memory(Copying& copying);
   void note_problem();
 
-  RuntimeContext& context_;
+  const World& world_;
+  HostTable& table_;
+  gpu::PinnedSlots& pinned_;
   Requests& requests_;
   Parts& parts_;
   gpu::CopyStreams streams_in_, streams_out_;

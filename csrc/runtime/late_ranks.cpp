@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "operations/signature.h"
-#include "world/world.h"
 
 namespace mykv {
 
@@ -102,22 +101,22 @@ std::vector<int> ranks_of(const std::vector<int>& host, const std::vector<int>& 
 
 double LateRanks::longest_wait() {
   const int64_t now = coarse_now_ns();
-  return static_cast<double>(std::max(now - requests_.oldest(now), context_.table.lock().longest_wait())) * 1e-9;
+  return static_cast<double>(std::max(now - requests_.oldest(now), table_.lock().longest_wait())) * 1e-9;
 }
 
 std::vector<Waiting> LateRanks::waiting(double least_seconds, const std::string& name) {
   std::vector<Waiting> result = waiting_here(least_seconds, name);
   Waiting one;
   one.crowded_out = true;
-  one.lack = context_.table.lack_of_memory().text;
+  one.lack = table_.lack_of_memory().text;
   int64_t since;
   std::tie(one.name, since) = requests_.crowded_out();
   one.shown = shown_name(one.name);
   one.seconds = static_cast<double>(coarse_now_ns() - since) * 1e-9;
   if (since == 0 || one.seconds < least_seconds || (!name.empty() && one.name != name)) return result;
-  const std::vector<int>& host = context_.host();
-  one.missing = ranks_of(host, context_.table.behind());
-  one.unresponsive = ranks_of(host, context_.table.unresponsive());
+  const std::vector<int>& host = world_.host_ranks();
+  one.missing = ranks_of(host, table_.behind());
+  one.unresponsive = ranks_of(host, table_.unresponsive());
   for (const Waiting& other : result) {
     add_all(&one.missing, other.missing);
     add_all(&one.unresponsive, other.unresponsive);
@@ -131,17 +130,17 @@ std::vector<Waiting> LateRanks::waiting_here(double least_seconds, const std::st
   int64_t now;
   const std::vector<Part> parts = requests_.waiting(least_seconds, name, &now);
 
-  const std::vector<int>& host = context_.host();
-  const std::vector<int> unresponsive = ranks_of(host, context_.table.unresponsive());
-  const bool asks = context_.several_hosts();
+  const std::vector<int>& host = world_.host_ranks();
+  const std::vector<int> unresponsive = ranks_of(host, table_.unresponsive());
+  const bool asks = world_.has_several_hosts();
   if (parts.empty())
-    (void)context_.table.operation_state(
+    (void)table_.operation_state(
         Key{});  // throws if a rank keeps the lock: threads may wait for the lock before they arrive
   std::vector<Waiting> result;
   std::vector<Key> asked;         // keys to ask about
   std::vector<size_t> asked_for;  // for each key, its index in the result
   for (const Part& part : parts) {
-    const OperationState operation_state = context_.table.operation_state(part.key);
+    const OperationState operation_state = table_.operation_state(part.key);
     if (!operation_state.waiting) continue;
     Waiting& one = result.emplace_back();
     one.name = part.posted->request.name;
@@ -160,7 +159,7 @@ std::vector<Waiting> LateRanks::waiting_here(double least_seconds, const std::st
   add_other_hosts(asked, asked_for, &result);
   // Operations may have advanced meanwhile.
   for (size_t k = asked.size(); k-- > 0;) {
-    const OperationState operation_state = context_.table.operation_state(asked[k]);
+    const OperationState operation_state = table_.operation_state(asked[k]);
     Waiting& one = result[asked_for[k]];
     if (!operation_state.waiting) {
       result.erase(result.begin() + static_cast<std::ptrdiff_t>(asked_for[k]));
@@ -175,8 +174,8 @@ std::vector<Waiting> LateRanks::waiting_here(double least_seconds, const std::st
 // Adds the answers of the other hosts. `asked_for`: for each key, its index in the result.
 void LateRanks::add_other_hosts(const std::vector<Key>& asked, const std::vector<size_t>& asked_for,
                                 std::vector<Waiting>* result) {
-  std::vector<bool> answered(context_.world.hosts().size());
-  answered[static_cast<size_t>(context_.world.host())] = true;
+  std::vector<bool> answered(world_.hosts().size());
+  answered[static_cast<size_t>(world_.host())] = true;
   std::vector<int> elsewhere, unknown;
   for (size_t first = 0; first < asked.size(); first += kMostAsked) {
     const size_t last = std::min(asked.size(), first + kMostAsked);
@@ -190,10 +189,10 @@ void LateRanks::add_other_hosts(const std::vector<Key>& asked, const std::vector
         if (!one.complete) add_all(&one.missing, answer.missing[k]);
       }
     }
-    if (answers.size() + 1 < context_.world.hosts().size()) break;  // a host does not answer: do not wait for it again
+    if (answers.size() + 1 < world_.hosts().size()) break;  // a host does not answer: do not wait for it again
   }
   for (size_t h = 0; h < answered.size(); ++h) {
-    if (!answered[h]) add_all(&unknown, context_.world.hosts()[h]);
+    if (!answered[h]) add_all(&unknown, world_.hosts()[h]);
   }
   for (Waiting& one : *result) {
     add_all(&one.unresponsive, elsewhere);
@@ -211,10 +210,10 @@ std::vector<std::vector<int>> LateRanks::waiting_for_this(const std::vector<std:
     }
     std::sort(to->begin(), to->end());
   };
-  const std::vector<int>& host = context_.host();
+  const std::vector<int>& host = world_.host_ranks();
   try {
     for (size_t k = 0; k < keys.size(); ++k) {
-      const OperationState operation_state = context_.table.operation_state(keys[k]);
+      const OperationState operation_state = table_.operation_state(keys[k]);
       if (!operation_state.found) continue;
       std::vector<int> absent = ranks_of(host, operation_state.missing);
       add_all(&absent, ranks_of(host, operation_state.through));
@@ -223,14 +222,14 @@ std::vector<std::vector<int>> LateRanks::waiting_for_this(const std::vector<std:
   } catch (const Error&) {
     // The table is locked: nothing is known about this host. The caller's own operations report the lock.
   }
-  if (!context_.several_hosts()) return come;
+  if (!world_.has_several_hosts()) return come;
   for (size_t first = 0; first < keys.size(); first += kMostAsked) {
     const size_t last = std::min(keys.size(), first + kMostAsked);
     for (const Inquiry::Answer& answer : commands_.ask_hosts({keys.begin() + first, keys.begin() + last})) {
       for (size_t k = 0; k < std::min(last - first, answer.missing.size()); ++k) {
         std::vector<int> absent = answer.missing[k];
         add_all(&absent, answer.through[k]);
-        add_others(&come[first + k], context_.world.hosts()[static_cast<size_t>(answer.host)], absent);
+        add_others(&come[first + k], world_.hosts()[static_cast<size_t>(answer.host)], absent);
       }
     }
   }

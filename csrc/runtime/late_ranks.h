@@ -5,10 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "runtime/context.h"
 #include "runtime/requests.h"
 #include "runtime/thread_commands.h"
 #include "runtime/turns.h"
+#include "table/host_table.h"
+#include "world/world.h"
 
 namespace mykv {
 
@@ -46,8 +47,8 @@ std::string culprits_text(const Waiting& waiting, const World& world);
 // Thread-safe. The runtime's thread must not call it, since that thread sends the questions to other hosts.
 class LateRanks {
  public:
-  LateRanks(RuntimeContext& context, Requests& requests, Turns& turns, ThreadCommands& commands)
-      : context_(context), requests_(requests), turns_(turns), commands_(commands) {}
+  LateRanks(const World& world, HostTable& table, Requests& requests, Turns& turns, ThreadCommands& commands)
+      : world_(world), table_(table), requests_(requests), turns_(turns), commands_(commands) {}
 
   // How long the oldest operation has waited, in seconds; 0: no operation waits.
   double longest_wait();
@@ -63,7 +64,8 @@ class LateRanks {
   void add_other_hosts(const std::vector<Key>& asked, const std::vector<size_t>& asked_for,
                        std::vector<Waiting>* result);
 
-  RuntimeContext& context_;
+  const World& world_;
+  HostTable& table_;
   Requests& requests_;
   Turns& turns_;
   ThreadCommands& commands_;

@@ -71,7 +71,7 @@ void PartEvents::start(const TableEvent& event) {
   if (!first) return;
   note_agreed(*part);
   const Entry& entry = context_.table.entry(event.entry);
-  if (part->posted->recorded && context_.several_hosts()) {
+  if (part->posted->recorded && context_.world.has_several_hosts()) {
     requests_.note_hosts(event.entry, event.generation, now_ns(), context_.agreement.take_arrivals(entry.key));
   }
   Transport& transport = context_.transport_of(entry.operation);
@@ -103,7 +103,8 @@ void PartEvents::finish(const TableEvent& event) {
 bool PartEvents::others_need(const Part& part) {
   Entry& entry = context_.table.entry(part.entry);
   if (context_.transport_of(entry.operation).holds(part.entry)) return true;
-  const bool is_agreed = entry.sequence != 0 && context_.several_hosts() && entry.operation.road != DataPath::nccl;
+  const bool is_agreed =
+      entry.sequence != 0 && context_.world.has_several_hosts() && entry.operation.road != DataPath::nccl;
   return is_agreed && !entry.error.empty() && !part.started;
 }
 
@@ -114,7 +115,7 @@ void PartEvents::throw_failure_of(uint32_t entry) {
 
 // Notes that all hosts have agreed on a part.
 void PartEvents::note_agreed(const Part& part) {
-  if (!context_.several_hosts() || part.number > 0) return;
+  if (!context_.world.has_several_hosts() || part.number > 0) return;
   queue_.agree(*part.posted, context_.table.entry(part.entry).sequence);
 }
 

@@ -63,7 +63,7 @@ EntryQuota Parts::due(const RequestState& posted, size_t number) const {
   const std::shared_ptr<const Ticket>& ticket = posted.request.ticket;
   if (!ticket) return EntryQuota::now;
   if (number == 0) return ticket->within(context_.table.window()) ? EntryQuota::now : EntryQuota::ahead;
-  const bool first = context_.several_hosts() ? queue_.is_first_agreed(posted) : ticket->within(0);
+  const bool first = context_.world.has_several_hosts() ? queue_.is_first_agreed(posted) : ticket->within(0);
   return first ? EntryQuota::now : EntryQuota::agreed;
 }
 
@@ -131,7 +131,7 @@ HostTable::Arriving Parts::arriving_of(const Part& part, const Operation& operat
   arriving.due = due(*part.posted, part.number);
   arriving.came = part.came;
   arriving.ends_step = request.step == StepPhase::last && part.number == 0;
-  arriving.awaited = request.awaited && context_.several_hosts();
+  arriving.awaited = request.awaited && context_.world.has_several_hosts();
   arriving.posting = posting;
   arriving.first_of_several = part.number == 0 && part.posted->parts > 1;
   return arriving;
@@ -140,7 +140,7 @@ HostTable::Arriving Parts::arriving_of(const Part& part, const Operation& operat
 Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::string& refusal, bool posting) {
   RequestState& posted = *part.posted;
   const Request& request = posted.request;
-  if (operation.compressor != nullptr && refusal.empty() && context_.several_hosts()) {
+  if (operation.compressor != nullptr && refusal.empty() && context_.world.has_several_hosts()) {
     part.share.compression = compressions_.of(request.name, part.number, operation, request.operation.count);
   }
   part.key = make_key(request.name, request.turn, part.number);

@@ -124,7 +124,8 @@ void Runtime::post_checked(const std::shared_ptr<RequestState>& posted) {
   requests_.take_over(posted, direct);
   if (direct) {
     if (testing::is_planted(testing::Fault::late)) usleep(kLateUs);
-    request.may_linger = request.may_linger && !context_.several_hosts() && work_.may_stand_in() && requests_.idle();
+    request.may_linger =
+        request.may_linger && !context_.world.has_several_hosts() && work_.may_stand_in() && requests_.idle();
     if (parts_.send(posted, 0, request.refusal, true)) {
       if (posted->lingers) linger(*posted);
       return;
@@ -144,7 +145,7 @@ void Runtime::linger(const RequestState& posted) {
 
 std::vector<LateRank> Runtime::late_ranks() {
   require_own_process();
-  const bool knows_all = context_.several_hosts() && context_.world.rank() == 0;
+  const bool knows_all = context_.world.has_several_hosts() && context_.world.rank() == 0;
   return knows_all ? context_.agreement.late_ranks() : context_.table.late_ranks();
 }
 
@@ -176,7 +177,7 @@ void Runtime::leave(std::string reason) {
 void Runtime::give_up(const std::unordered_map<std::string, Failure>& reasons, double least_seconds) {
   require_own_process();
   const auto operations = requests_.named(reasons, now_ns() - static_cast<int64_t>(least_seconds * 1e9));
-  if (context_.several_hosts()) {
+  if (context_.world.has_several_hosts()) {
     commands_.give_up(operations);
   } else {
     for (const auto& [key, reason] : operations) context_.table.try_give_up(key, reason);

@@ -146,12 +146,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   RuntimeContext context_;
   Turns turns_;
   Requests requests_;
-  ThreadCommands commands_{context_, requests_};
+  ThreadCommands commands_{context_.world, context_.table, context_.agreement, context_.inquiry, requests_};
   SpinPolicy spin_policy_;
   TimelineNotes notes_{context_.world, context_.table};
   SendQueue queue_;
   Parts parts_{context_, requests_, queue_, spin_policy_, notes_};
-  LateRanks late_ranks_{context_, requests_, turns_, commands_};
+  LateRanks late_ranks_{context_.world, context_.table, requests_, turns_, commands_};
   RuntimeThread work_;
   std::mutex leave_mutex_;
   std::thread thread_;

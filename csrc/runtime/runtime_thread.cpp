@@ -95,7 +95,7 @@ void RuntimeThread::work_until_leaving() {
   for (;;) {
     const uint32_t seen = bell.count();
     if (!take_loop()) {  // a stand-in has the loop; it rings when it gives the loop back and work is left
-      bell.wait(seen, context_.several_hosts() ? kIdlePollUs : kSleepUs);
+      bell.wait(seen, context_.world.has_several_hosts() ? kIdlePollUs : kSleepUs);
       continue;
     }
     rests_ = false;
@@ -110,7 +110,8 @@ void RuntimeThread::work_until_leaving() {
       standstill.end();
     } else if (leaving) {
       if (standstill.look() > kStandstillPatience) return;
-    } else if (standstill.look() > kGonePatience && context_.several_hosts() && !requests_.entries().empty()) {
+    } else if (standstill.look() > kGonePatience && context_.world.has_several_hosts() &&
+               !requests_.entries().empty()) {
       throw context_.table.departed();  // the rank that left gave up without a notice
     }
     if (worked) {
@@ -132,7 +133,7 @@ void RuntimeThread::stand_in(const std::function<bool()>& over, int64_t until_ns
   if (!may_stand_in()) return;
   Bell& bell = context_.bell();
   if (!take_loop()) {
-    if (context_.several_hosts()) bell.ring();  // no bell rang for the requests that this thread posted
+    if (context_.world.has_several_hosts()) bell.ring();  // no bell rang for the requests that this thread posted
     return;
   }
   bell.stand_in(true);
@@ -243,7 +244,7 @@ int64_t RuntimeThread::rest(uint32_t seen, int64_t until_ns) {
   if (std::exchange(worked_, false) && under.parts) spin_policy_.expect_bell();
   if (under.parts && spin_policy_.spin(context_.bell(), seen, until_ns)) return 0;
   int64_t limit = kSleepUs;
-  if (context_.several_hosts()) {
+  if (context_.world.has_several_hosts()) {
     const bool polls = context_.agreement.speaks() || coarse_now_ns() - flowed_ < kDrainNs;
     limit = polls ? kIdlePollUs : kRestUs;
   }

@@ -38,7 +38,7 @@ class RuntimeThread {
         spin_policy_(waits),
         commands_(commands),
         notes_(notes),
-        device_parts_(std::make_unique<DeviceParts>(context, requests, parts)),
+        device_parts_(std::make_unique<DeviceParts>(context.world, context.table, context.pinned, requests, parts)),
         sender_(context.table, requests, queue, parts, *device_parts_),
         events_(context, requests, queue, parts, *device_parts_),
         teardown_(context, requests, parts, *device_parts_, sender_, events_, commands) {}

@@ -78,7 +78,7 @@ void Teardown::tell_rank_0(const Departed& gone) {
   // Sends the message again unless rank 0 has confirmed it: rank 0 may have failed before it told the other hosts, or
   // may not have answered. Repeating the message is harmless.
   const bool told = std::exchange(departure_told_, true) && context_.agreement.closed();
-  if (!context_.several_hosts() || told) return;
+  if (!context_.world.has_several_hosts() || told) return;
   try {
     context_.agreement.depart_alone(gone.rank, gone.reason);
   } catch (const std::exception&) {
@@ -90,7 +90,7 @@ void Teardown::tell_rank_0(const Departed& gone) {
 // message as sent while it waits in an internal queue, which only further MPI calls empty.
 void Teardown::wait_until_unused(const std::vector<uint32_t>& mine) {
   const int64_t patience = commands_.lost() ? kLostWritersNs : kWritersNs;
-  const int64_t least = context_.several_hosts() ? kFlushNs : 0;
+  const int64_t least = context_.world.has_several_hosts() ? kFlushNs : 0;
   const auto still_written = [&](uint32_t entry) { return !context_.table.chunks_ended(entry); };
   for (const int64_t begun = now_ns(); now_ns() - begun < patience; usleep(kLookUs)) {
     context_.table.beat();

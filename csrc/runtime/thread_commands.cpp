@@ -23,7 +23,7 @@ void ThreadCommands::leave(const std::string& reason) {
     leave_reason_ = reason;
   }
   leaving_.store(true);
-  context_.bell().ring();
+  table_.bell(world_.local_rank()).ring();
 }
 
 std::string ThreadCommands::leave_reason() {
@@ -38,7 +38,7 @@ void ThreadCommands::break_down(const Failure& reason) {
     if (break_down_reason_.empty() || !lost_.load()) break_down_reason_ = reason;
     pending_.store(true, std::memory_order_release);
   }
-  context_.bell().ring();
+  table_.bell(world_.local_rank()).ring();
 }
 
 void ThreadCommands::lose(const Failure& reason) {
@@ -58,7 +58,7 @@ void ThreadCommands::give_up(const std::vector<std::pair<Key, Failure>>& operati
     to_give_up_.insert(to_give_up_.end(), operations.begin(), operations.end());
     pending_.store(true, std::memory_order_release);
   }
-  context_.bell().ring();
+  table_.bell(world_.local_rank()).ring();
 }
 
 std::vector<Inquiry::Answer> ThreadCommands::ask_hosts(const std::vector<Key>& keys) {
@@ -69,9 +69,8 @@ std::vector<Inquiry::Answer> ThreadCommands::ask_hosts(const std::vector<Key>& k
   std::unique_lock<std::mutex> lock(mutex_);
   question_ = question;
   pending_.store(true, std::memory_order_release);
-  context_.bell().ring();
-  answered_.wait_for(lock, kAnswerPatience,
-                     [&] { return question->answers.size() + 1 == context_.world.hosts().size(); });
+  table_.bell(world_.local_rank()).ring();
+  answered_.wait_for(lock, kAnswerPatience, [&] { return question->answers.size() + 1 == world_.hosts().size(); });
   question_.reset();
   return std::move(question->answers);
 }
@@ -88,17 +87,16 @@ bool ThreadCommands::take() {
     ask = question && !std::exchange(question->asked, true);
   }
   // Not under mutex_: rank 0 may need the table's lock here, which a thread may hold for long.
-  for (const auto& [key, reason] : to_give_up) context_.agreement.give_up(key, reason);
-  if (ask) context_.inquiry.ask(question->keys);
-  context_.agreement.progress_sending();
-  context_.inquiry.progress();
+  for (const auto& [key, reason] : to_give_up) agreement_.give_up(key, reason);
+  if (ask) inquiry_.ask(question->keys);
+  agreement_.progress_sending();
+  inquiry_.progress();
   std::vector<Inquiry::Answer> answers;
-  if (question) answers = context_.inquiry.take_answers();
+  if (question) answers = inquiry_.take_answers();
   std::lock_guard<std::mutex> lock(mutex_);
   for (Inquiry::Answer& answer : answers) question->answers.push_back(std::move(answer));
   if (!answers.empty()) answered_.notify_all();
-  if (!question_ && to_give_up_.empty() && break_down_reason_.empty() && !context_.agreement.sending() &&
-      !context_.inquiry.sending()) {
+  if (!question_ && to_give_up_.empty() && break_down_reason_.empty() && !agreement_.sending() && !inquiry_.sending()) {
     pending_.store(false, std::memory_order_release);
   }
   return ask || !to_give_up.empty() || !answers.empty();

@@ -10,15 +10,18 @@
 #include <utility>
 #include <vector>
 
+#include "agreement/agreement.h"
 #include "agreement/inquiry.h"
-#include "runtime/context.h"
 #include "runtime/requests.h"
+#include "table/host_table.h"
+#include "world/world.h"
 
 namespace mykv {
 
 class ThreadCommands {
  public:
-  ThreadCommands(RuntimeContext& context, Requests& requests) : context_(context), requests_(requests) {}
+  ThreadCommands(const World& world, HostTable& table, Agreement& agreement, Inquiry& inquiry, Requests& requests)
+      : world_(world), table_(table), agreement_(agreement), inquiry_(inquiry), requests_(requests) {}
 
   // Functions for all threads.
 
@@ -57,7 +60,10 @@ class ThreadCommands {
     std::vector<Inquiry::Answer> answers;
   };
 
-  RuntimeContext& context_;
+  const World& world_;
+  HostTable& table_;
+  Agreement& agreement_;
+  Inquiry& inquiry_;
   Requests& requests_;
 
   std::mutex mutex_;  // guards the members of this paragraph

@@ -69,6 +69,9 @@ class World {
   int cross_size() const;
   // Global ranks on each host, ascending; hosts in the order of their first rank.
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
+  bool has_several_hosts() const { return hosts_.size() > 1; }
+  // The global ranks of this host.
+  const std::vector<int>& host_ranks() const { return hosts_[static_cast<size_t>(host_)]; }
   int host_of(int rank) const { return host_of_[rank]; }
   // A rank's position among the ranks of its host.
   int local_rank_of(int rank) const;
