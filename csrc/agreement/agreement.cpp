@@ -75,8 +75,8 @@ void Agreement::announce(uint32_t index, uint32_t sequence_numbers, std::optiona
     m.late_rank = world_.hosts()[static_cast<size_t>(world_.host())][static_cast<size_t>(entry.arrivals.last)];
     m.waited_ns = std::min(table_.waited_for_last(entry), Message::kMostWaited);
   }
-  const bool by_nccl = entry.operation.road == DataPath::nccl;
-  if (by_nccl) m.placement = table_.placement(entry);
+  ReadyHook* const hook = table_.hook_of(entry.operation);
+  if (hook != nullptr) m.placement = hook->placement(entry);
   if (told_.here.size() >= KnownTexts::kRemembered) told_.here.clear();
   if (!record.refused && told_.here.insert(m.number).second) {  // a refusal is sent as the error, with its reason
     m.has_texts = true;
@@ -87,7 +87,7 @@ void Agreement::announce(uint32_t index, uint32_t sequence_numbers, std::optiona
   // This host's values are right for all hosts: if another host has a different operation, the operation does not run.
   Pending& pending = pending_[{m.key.high, m.key.low}];
   pending.sequence_numbers = sequence_numbers;
-  pending.bytes = by_nccl || carried ? 0 : entry.operation.bytes();
+  pending.bytes = hook != nullptr || carried ? 0 : entry.operation.bytes();
   pending.meeting.ends_step = entry.arrivals.ends_step;
   if (carried) {
     pending.carried = entry.operation;

@@ -29,7 +29,9 @@ namespace {
 // Process sets use the launcher of the world, so that one order holds for their launches and the world's.
 std::shared_ptr<Launcher> launcher_of(const World& world, HostTable& table) {
   if (world.is_subset()) return Launcher::current();
-  return Launcher::begin(table.launch_order(), world.host_ranks());
+  LaunchOrder& order = LaunchOrder::in(table);
+  if (world.local_rank() == 0) order.init();
+  return Launcher::begin(order, world.host_ranks());
 }
 
 gpu::GpuRoads gpus_of(const World& world, const RuntimeOptions& options, const Launcher* launcher) {

@@ -22,7 +22,7 @@ class Parts {
 
   // Creates a part without a share.
   static Part make(const std::shared_ptr<RequestState>& posted, size_t number);
-  // The operation of a part.
+  // The request's operation, with the count and the root of the part.
   static Operation operation_of(const Part& part);
   // Which entries of the host's table the part may take.
   EntryQuota due(const RequestState& posted, size_t number) const;
@@ -30,13 +30,17 @@ class Parts {
   // Gives the part its share or a refusal, and enters it in the host's table. False: the table is full. `posting`: the
   // calling thread posts the request, and may do the work of all ranks.
   bool send(const std::shared_ptr<RequestState>& posted, size_t number, std::string refusal, bool posting);
-  enum class Arrived { table_full, under_way, over };
-  // Enters a part with a share in the host's table. If the operation is over, the caller finishes the part with the
-  // entry's error.
+  enum class Arrived {
+    table_full,
+    under_way,  // another thread finishes the part, or has finished it
+    over,       // the operation has ended: the caller finishes the part with the entry's error
+  };
+  // Enters a part with a share in the host's table.
   Arrived arrive(Part& part, const Operation& operation, const std::string& refusal, bool posting);
   // Copies out the part's result, unless it has an error, and ends the part.
   void copy_out_and_leave(const Part& part, const Failure& error);
-  // Ends a part whose result is in place, or that has none. The last part ends the request.
+  // Ends a part whose result is where it belongs, or that has none. The last part ends the request. `copied_out`: when
+  // the result was copied, for the timeline; empty: it was not.
   void leave_entry(const Part& part, const Failure& error, const PartRecord::Interval& copied_out);
   // Ends a request, with an error or (null) with its result.
   void complete_request(RequestState& posted, const Failure* error);

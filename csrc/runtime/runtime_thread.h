@@ -1,11 +1,11 @@
 // The runtime's thread: it advances all requests, sleeps when there is nothing to do, and shuts the runtime down. A
 // thread that waits for a request may run the loop instead (a stand-in): then its result wakes one thread, not two.
 //
-// One thread at a time holds the loop. Only the holder uses the members of this class, and so the state of sending,
-// events, copies on GPUs and the end, which nothing else can reach; in other comments "the runtime's thread" is the
-// holder. The other thread sleeps, and the bell wakes the stand-in while there is one. After a stand-in
-// has returned the loop, it rings the bell for the runtime's thread if the bell has rung since it last checked, or if
-// work is left. docs/model/loop.pml checks that no ring is lost.
+// One thread at a time holds the loop. Only the holder uses the members of this class (but for take_gpu_note()), and so
+// the state of sending, events, copies on GPUs and the end, which nothing else can reach. Comments of those classes
+// call the holder "the runtime's thread". The other thread sleeps, and the bell wakes the stand-in while there is one.
+// After a stand-in has returned the loop, it rings the bell for the runtime's thread if the bell has rung since it last
+// checked, or if work is left. docs/model/loop.pml checks that no ring is lost.
 #pragma once
 
 #include <atomic>

@@ -8,7 +8,12 @@
 namespace mykv {
 
 // Wakes the thread that advances one rank's requests: the runtime's thread, or a thread that waits for a request and
-// stands in for it. ring() is cheap when that thread is awake.
+// stands in for it. ring() is cheap when that thread is awake. Who rings:
+//   HostTable::ring()     a rank that has changed the table for other ranks, after it has released the lock
+//   Runtime, Parts        this rank's threads that post requests, leave, give up or break down
+//   RuntimeThread         a stand-in that returns the loop
+//   TableLock             a rank that gives a verdict on the table
+// Messages of other hosts ring no bell: the thread looks for them when its sleep ends.
 class Bell {
  public:
   enum class Sleeper : uint32_t { thread = 1, stand_in = 2 };

@@ -82,7 +82,7 @@ struct alignas(64) RankRecord {
   uint64_t signature_hash;
   uint64_t slot;       // offset into the segment
   uint64_t placement;  // for NCCL: digest of this rank's devices
-  uint64_t launch;     // the operation's number among this rank's launches, see LaunchOrder; 0: none yet
+  uint64_t launch;     // for NCCL: the operation's number among this rank's launches, see LaunchOrder; 0: none yet
   Stamps stamps;       // for timelines; valid only if this rank has arrived
   // The Entry::generation at which this rank arrived. Each use of an entry has a new one, so old records need no
   // clearing.

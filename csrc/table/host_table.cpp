@@ -19,20 +19,17 @@ namespace {
 
 // A rank's entries are divided into shares: EntryQuota::now and EntryQuota::agreed have one share each.
 constexpr uint32_t kShares = 16;
-constexpr uint32_t kEntriesStep = 64;   // entries for which memory is committed at a time
-constexpr uint32_t kBuckets = 1 << 16;  // number of hash chains
-constexpr uint32_t kNone = 0;           // chains hold index + 1, so that zeroed memory is an empty table
-constexpr uint64_t kForgone = ~uint64_t{0};
-constexpr int64_t kCommitAgainNs = 100000000;  // pause after a lack of memory for entries
-// Longest wait for the launch order, which a rank normally locks only for nanoseconds.
-constexpr int64_t kLaunchPatienceNs = 5000000000;
-constexpr int64_t kLaunchWaitUs = 50;         // the same while this rank holds the table's lock
-constexpr useconds_t kLaunchPauseUs = 1000;   // between two such waits: other ranks use the table meanwhile
-constexpr int64_t kLookUs = 1000000;          // longest wait of a query for the table's lock
-constexpr int64_t kLookNs = 1000000000;       // between two checks of whether the lock's holder has died
-constexpr int64_t kBeatNs = 100000000;        // between heartbeats, at least
-constexpr int64_t kSilenceNs = 5000000000;    // several times the longest sleep of a rank's thread
-constexpr useconds_t kRingsLateUs = 3000000;  // delay of the planted fault `ring`
+constexpr uint32_t kEntriesStep = 64;            // entries for which memory is committed at a time
+constexpr uint32_t kBuckets = 1 << 16;           // number of hash chains
+constexpr uint32_t kNone = 0;                    // chains hold index + 1, so that zeroed memory is an empty table
+constexpr int64_t kCommitAgainNs = 100000000;    // pause after a lack of memory for entries
+constexpr int64_t kHookPatienceNs = 5000000000;  // longest wait for a ReadyHook
+constexpr useconds_t kHookPauseUs = 1000;        // between two calls of it: other ranks use the table meanwhile
+constexpr int64_t kLookUs = 1000000;             // longest wait of a query for the table's lock
+constexpr int64_t kLookNs = 1000000000;          // between two checks of whether the lock's holder has died
+constexpr int64_t kBeatNs = 100000000;           // between heartbeats, at least
+constexpr int64_t kSilenceNs = 5000000000;       // several times the longest sleep of a rank's thread
+constexpr useconds_t kRingsLateUs = 3000000;     // delay of the planted fault `ring`
 
 size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -63,7 +60,7 @@ size_t HostTable::bytes(int local_size) {
   const size_t stride = sizeof(Entry) + sizeof(RankRecord) * static_cast<size_t>(local_size);
   const size_t bytes = round_up(sizeof(Header)) +
                        (sizeof(PaddedBell) + sizeof(Lateness)) * static_cast<size_t>(local_size) +
-                       LaunchOrder::bytes(local_size) + round_up(sizeof(uint32_t) * kBuckets) +
+                       transport_bytes(local_size) + round_up(sizeof(uint32_t) * kBuckets) +
                        round_up(EventLog::bytes()) + stride * kEntries;
   return (bytes + 4095) / 4096 * 4096;
 }
@@ -87,8 +84,8 @@ HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_r
   char* base = segment.base();
   bells_ = reinterpret_cast<PaddedBell*>(base + round_up(sizeof(Header)));
   lateness_ = reinterpret_cast<Lateness*>(bells_ + ranks_.size());
-  launch_order_ = reinterpret_cast<LaunchOrder*>(lateness_ + ranks_.size());
-  buckets_ = reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(launch_order_) + LaunchOrder::bytes(local_size()));
+  transport_memory_ = reinterpret_cast<char*>(lateness_ + ranks_.size());
+  buckets_ = reinterpret_cast<uint32_t*>(transport_memory_ + transport_bytes(local_size()));
   char* const log = reinterpret_cast<char*>(buckets_) + round_up(sizeof(uint32_t) * kBuckets);
   log_.emplace(header_->log_tail, log);
   entries_ = log + round_up(EventLog::bytes());
@@ -104,7 +101,7 @@ HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_r
       new (&bells_[r]) PaddedBell{};
       new (&lateness_[r]) Lateness{};
     }
-    launch_order_->init(local_size());
+    std::fill_n(transport_memory_, transport_bytes(local_size()), '\0');
   }
   window_ = std::max(header_->capacity / least, 1u);
   most_ahead_ = (kShares - 2) * window_ - 1;  // even EntryQuota::agreed leaves window_ + 1 entries for EntryQuota::now
@@ -241,7 +238,7 @@ ArriveResult HostTable::arrive_locked(const Arriving& arriving, uint64_t hash, R
   arrival.generation = e.generation;
   arrival.failed = e.state == State::done;
   arrival.last = !arrival.failed && e.arrived == ranks_.size();
-  arrival.launches_wait = arrival.last;
+  arrival.waits = arrival.last;
   return arrival;
 }
 
@@ -321,16 +318,14 @@ std::vector<LateRank> HostTable::late_ranks() const {
 void HostTable::complete_set(ArriveResult& arrival, const Arriving& arriving, size_t inline_limit, Rings& rings) {
   Entry& e = entry(arrival.entry);
   const Failure error = disagreement(e);
-  const bool waits = std::exchange(arrival.launches_wait, false);
-  const bool is_inline =
-      e.operation.bytes() <= inline_limit;  // including an operation without bytes, which launches nothing
-  if (!several_hosts_ && error.empty() && e.operation.road == DataPath::nccl && !is_inline) {
-    e.placement = placement(e);
-    const Launches given = give_launches(arrival.entry, waits, rings);
-    arrival.launches_wait = given == Launches::wait;
-    arrival.last = given == Launches::given;
-    arrival.failed = given == Launches::failed;
-    if (given != Launches::given) return;
+  const bool tries_again = std::exchange(arrival.waits, false);
+  const bool is_inline = e.operation.bytes() <= inline_limit;  // including an operation without bytes
+  if (!several_hosts_ && error.empty() && !is_inline) {
+    const Readiness readiness = ask_hook(arrival.entry, tries_again, rings);
+    arrival.waits = readiness == Readiness::waits;
+    arrival.last = readiness == Readiness::ready;
+    arrival.failed = readiness == Readiness::failed;
+    if (readiness != Readiness::ready) return;
   }
   if (error.empty()) note_complete(e);
   if (several_hosts_) {
@@ -391,24 +386,19 @@ void HostTable::wake_workers(const Entry& e, bool first_of_several, Rings& rings
   }
 }
 
-void HostTable::order_launches(LaunchOrder& order, std::vector<int> ranks) {
-  used_launches_ = &order;
-  launching_ranks_ = std::move(ranks);
-}
-
-// Waits until the launch order is free, and then completes the set of ranks. It releases the table's lock between its
+// Waits until the hook does not wait, and then completes the set of ranks. It releases the table's lock between its
 // attempts, so that other operations can use the table.
 ArriveResult HostTable::complete_later(ArriveResult arrival, const Arriving& arriving, size_t inline_limit) {
-  for (const int64_t begun = now_ns(); arrival.launches_wait;) {
-    usleep(kLaunchPauseUs);
+  for (const int64_t begun = now_ns(); arrival.waits;) {
+    usleep(kHookPauseUs);
     beat();
-    arrival.launches_wait = now_ns() - begun < kLaunchPatienceNs;
+    arrival.waits = now_ns() - begun < kHookPatienceNs;
     change([&](Rings& rings) {
       Entry& e = entry(arrival.entry);
       if (e.generation == arrival.generation && e.state == State::gathering) {
         complete_set(arrival, arriving, inline_limit, rings);
       } else {  // the operation was ended meanwhile
-        arrival.launches_wait = arrival.last = false;
+        arrival.waits = arrival.last = false;
         arrival.failed = true;
       }
     });
@@ -416,60 +406,32 @@ ArriveResult HostTable::complete_later(ArriveResult arrival, const Arriving& arr
   return arrival;
 }
 
-// Waits for the launch order for a moment only, since this rank holds the table's lock. `waits`: the caller will try
-// again; otherwise the operation ends with an error if the order is not free.
-HostTable::Launches HostTable::give_launches(uint32_t index, bool waits, Rings& rings) {
-  if (used_launches_ == nullptr) return Launches::given;
+HostTable::Readiness HostTable::ask_hook(uint32_t index, bool tries_again, Rings& rings) {
+  Entry& e = entry(index);
+  ReadyHook* const hook = hook_of(e.operation);
+  if (hook == nullptr) return Readiness::ready;
   try {
-    if (!used_launches_->lock(kLaunchWaitUs, ranks_[static_cast<size_t>(local_rank_)])) {
-      if (waits) return Launches::wait;
-      throw Error("the order of launches on GPUs is kept locked by " + used_launches_->holder() +
-                      ", which does not respond (is it stopped?)",
-                  ErrorCode::table_locked);
-    }
-    const std::lock_guard<LaunchOrder> guard(*used_launches_, std::adopt_lock);
-    for (size_t r = 0; r < ranks_.size(); ++r) {
-      uint64_t& launch = entry(index).records()[r].launch;
-      if (launch != kForgone) launch = used_launches_->next(launching_ranks_[r]);
-    }
-    return Launches::given;
+    if (!several_hosts_) e.placement = hook->placement(e);
+    return hook->make_ready(e, tries_again) ? Readiness::ready : Readiness::waits;
   } catch (const Error& error) {
-    end_locked(index, shown_name(entry(index).name) + ": " + error.failure(), rings);
-    return Launches::failed;
+    end_locked(index, shown_name(e.name) + ": " + error.failure(), rings);
+    return Readiness::failed;
   }
-}
-
-uint64_t HostTable::forgo_launch(uint32_t index) {
-  return lock_.run([&] {
-    uint64_t& launch = entry(index).records()[local_rank_].launch;
-    return launch != 0 ? launch : (launch = kForgone, uint64_t{0});
-  });
-}
-
-uint64_t HostTable::given_launch(uint32_t index) {
-  const uint64_t launch = entry(index).records()[local_rank_].launch;
-  return launch == kForgone ? 0 : launch;
-}
-
-uint64_t HostTable::placement(Entry& e) const {
-  uint64_t digest = 0;
-  for (int r = 0; r < local_size(); ++r) digest = hash_bytes(&e.records()[r].placement, sizeof(uint64_t), digest);
-  return digest;
 }
 
 bool HostTable::agree(Key key, uint64_t sequence, const Failure& error, uint64_t placement, bool alone) {
   for (const int64_t begun = now_ns();;) {
-    const bool waits = now_ns() - begun < kLaunchPatienceNs;
-    const std::optional<bool> agreed = try_agree(key, sequence, error, placement, alone, waits);
+    const bool tries_again = now_ns() - begun < kHookPatienceNs;
+    const std::optional<bool> agreed = try_agree(key, sequence, error, placement, alone, tries_again);
     if (agreed) return *agreed;
-    usleep(kLaunchPauseUs);
+    usleep(kHookPauseUs);
     beat();
   }
 }
 
-// nullopt if another rank keeps the launch order, and `waits`.
+// nullopt if a hook waits for another rank, and `tries_again`.
 std::optional<bool> HostTable::try_agree(Key key, uint64_t sequence, const Failure& error, uint64_t placement,
-                                         bool alone, bool waits) {
+                                         bool alone, bool tries_again) {
   return change([&](Rings& rings) -> std::optional<bool> {
     const uint32_t link = find(key);
     if (link == kNone || entry(link - 1).state != State::announced) return !error.empty();
@@ -481,10 +443,8 @@ std::optional<bool> HostTable::try_agree(Key key, uint64_t sequence, const Failu
     e.sequence = sequence;
     e.placement = placement;
     e.arrivals.complete = now_ns();
-    if (e.operation.road == DataPath::nccl) {
-      const Launches given = give_launches(link - 1, waits, rings);
-      if (given != Launches::given) return given == Launches::wait ? std::optional<bool>() : true;
-    }
+    const Readiness readiness = ask_hook(link - 1, tries_again, rings);
+    if (readiness != Readiness::ready) return readiness == Readiness::waits ? std::optional<bool>() : true;
     e.state = State::ready;
     append(TableEvent::Type::ready, link - 1);
     rings.others = !alone;

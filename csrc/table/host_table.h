@@ -1,6 +1,6 @@
 // The table in the shared segment: which rank of the host has arrived at which operation, with which memory; and a log
-// of entries that became ready or done. No rank waits for another rank here. The rank that arrives last, or finishes
-// the last chunk, writes the log and rings the other ranks' bells.
+// of entries that became ready or done. No rank waits here for the arrival of another. The rank that arrives last, or
+// finishes the last chunk, writes the log and rings the bells of the ranks that have something to do.
 //
 // See Note [who may touch an entry when] in entry.h.
 #pragma once
@@ -17,7 +17,6 @@
 #include "table/bell.h"
 #include "table/entry.h"
 #include "table/event_log.h"
-#include "table/launch_order.h"
 #include "table/table_lock.h"
 
 namespace mykv {
@@ -47,11 +46,11 @@ struct ArriveResult {
   uint32_t generation = 0;
   // The table or this rank's share is full, or this rank has not left an older entry of this key: try later.
   bool table_full = false;
-  bool needs_memory = false;   // table_full until memory is committed for more entries
-  bool launches_wait = false;  // this rank arrived last, but another rank has locked the launch order
-  bool departed = false;       // a needed rank has left: no entry was created
-  bool last = false;           // this rank arrived last, and must do all the work
-  bool failed = false;         // the entry is done already, with an error
+  bool needs_memory = false;  // table_full until memory is committed for more entries
+  bool waits = false;         // this rank arrived last, but a ReadyHook waits for another rank
+  bool departed = false;      // a needed rank has left: no entry was created
+  bool last = false;          // this rank arrived last, and must do all the work; never with several hosts
+  bool failed = false;        // the entry is done already, with an error
 };
 
 // `count` local ranks, beginning with `first` and continuing with rank 0 after the host's last rank.
@@ -59,6 +58,18 @@ struct RankRange {
   int first = 0;
   int count = 0;
   bool contains(int rank, int size) const { return (rank - first + size) % size < count; }
+};
+
+// What a transport does under the table's lock when an operation becomes ready.
+class ReadyHook {
+ public:
+  virtual ~ReadyHook() = default;
+  virtual bool concerns(const Operation& operation) const = 0;
+  // Digest of RankRecord::placement of this host's ranks.
+  virtual uint64_t placement(Entry& entry) const = 0;
+  // Called before State::ready. False: it waits for another rank; only if `tries_again`, since the caller will. Throws
+  // Error: then the operation ends with the error.
+  virtual bool make_ready(Entry& entry, bool tries_again) = 0;
 };
 
 class HostTable {
@@ -88,7 +99,7 @@ class HostTable {
     bool ends_step = false;
     bool awaited = false;           // see Request::awaited
     bool first_of_several = false;  // the first part of an operation that has more
-    bool posting = false;           // a user's thread, which must not wait for a rank that holds the lock
+    bool posting = false;           // a user's thread, which waits only briefly for a rank that holds the lock
   };
   // The number of a rank's operations that are due: its oldest ones, in the order of its calls. The table reserves
   // entries for them. So the oldest operation always finds an entry if all ranks make their calls in the same order.
@@ -96,7 +107,8 @@ class HostTable {
   uint64_t window() const { return window_; }
   // Records this rank's arrival. `inline_limit`: an operation of at most this size in bytes is not put into the log
   // when it becomes ready: the rank that arrived last (ArriveResult::last) must do all the work and call
-  // finish_pieces(). `claim` is called with the result under the table's lock, before other ranks can see the arrival.
+  // finish_pieces(). `claim` is called under the table's lock, before other ranks can see the arrival; the entry and
+  // its generation are known then.
   template <class Claim>
   ArriveResult arrive(const Arriving& arriving, size_t inline_limit, Claim&& claim) {
     const uint64_t hash = hash_bytes(arriving.signature->data(), arriving.signature->size(), 0);
@@ -111,21 +123,22 @@ class HostTable {
             return made;
           },
           arriving.posting ? kProbeUs : 0);
-      if (arrival.launches_wait) return complete_later(arrival, arriving, inline_limit);
+      if (arrival.waits) return complete_later(arrival, arriving, inline_limit);
       if (!arrival.needs_memory || !commit_entries()) return arrival;
     }
   }
 
   Entry& entry(uint32_t index) { return *reinterpret_cast<Entry*>(entries_ + size_t{index} * stride_); }
 
-  // The other hosts agreed that the operation may run, or found `error`. `alone`: this rank runs the operation for its
-  // host. False if this host has given the operation up meanwhile, since a rank has left.
+  // The other hosts agreed that the operation may run, in place `sequence` of their order, or found `error`.
+  // `placement` is for hooks. `alone`: this rank runs the operation for its host. Returns false if the hosts agreed
+  // without an error, but this host has ended the operation meanwhile, since a rank has left.
   bool agree(Key key, uint64_t sequence, const Failure& error, uint64_t placement, bool alone);
   // `pieces` more pieces of the operation are finished; the last piece makes it done.
   void finish_pieces(uint32_t index, uint32_t pieces);
   // Whether this rank works on the chunks of an operation that is ready and has no owner.
   bool works_on(uint32_t index);
-  // Claims this rank's chunk before work on it begins. False: the operation was stopped.
+  // Claims the chunk of this rank's slice before work on it begins. False: the operation was stopped.
   bool claim_chunk(uint32_t index);
   // This rank will not finish a chunk that it claimed, and has stopped using memory of the operation. Takes no lock.
   void drop_chunk(uint32_t index);
@@ -179,7 +192,7 @@ class HostTable {
   // The same for the stall watch, which must not block. Throws TableLocked when a rank keeps the table locked for a
   // second.
   bool try_give_up(const Key& key, const Failure& reason);
-  // Methods that read or change entries wait for this lock, and throw Error after a verdict on the table.
+  // Methods that read or change entries wait for this lock, unless noted, and throw Error after a verdict on the table.
   TableLock& lock() { return lock_; }
   const TableLock& lock() const { return lock_; }
   // Throws if there was a verdict on the table, and checks once a second whether the lock's holder has died.
@@ -199,16 +212,17 @@ class HostTable {
   // `overrun` is set when the log was overwritten before this rank read it: look at all entries of this rank instead.
   bool next_event(TableEvent* event, bool* overrun) { return log_->next(event, overrun); }
 
-  // The launch order of this host's ranks; used only in the table of the world.
-  LaunchOrder& launch_order() { return *launch_order_; }
-  // Operations by NCCL get numbers from `order`; `ranks`: this host's ranks, as local ranks of the world.
-  void order_launches(LaunchOrder& order, std::vector<int> ranks);
-  // Withdraws this rank's launch of an entry. Returns the number of the launch; 0: it has no number, and will get none.
-  uint64_t forgo_launch(uint32_t index);
-  // This rank's number for an entry at which it has arrived, or 0; reads without the lock.
-  uint64_t given_launch(uint32_t index);
-  // Digest of the placements of this host's ranks.
-  uint64_t placement(Entry& entry) const;
+  // The hook must live as long as operations that it concerns.
+  void set_hook(ReadyHook& hook) { hook_ = &hook; }
+  // The hook that concerns the operation, or null.
+  ReadyHook* hook_of(const Operation& operation) const {
+    return hook_ != nullptr && hook_->concerns(operation) ? hook_ : nullptr;
+  }
+  // Shared memory of a transport for all ranks of this host, zeroed at first.
+  void* transport_memory() const { return transport_memory_; }
+  static size_t transport_bytes(int local_size) {
+    return (128 + sizeof(uint64_t) * static_cast<size_t>(local_size) + 63) / 64 * 64;
+  }
 
   Bell& bell(int local_rank) { return bells_[local_rank]; }
   // The number of timelines of this host's ranks that want stamps.
@@ -280,13 +294,13 @@ class HostTable {
   Failure disagreement(Entry& entry) const;
   Failure known_error(Entry& entry) const;
   void end_waiting(const Departed& gone, bool announced_too, bool fails);
-  enum class Launches { given, wait, failed };
-  Launches give_launches(uint32_t index, bool waits, Rings& rings);
+  enum class Readiness { ready, waits, failed };
+  Readiness ask_hook(uint32_t index, bool tries_again, Rings& rings);
   RankRange workers(const Entry& entry) const;
   void wake_workers(const Entry& entry, bool first_of_several, Rings& rings) const;
   bool give_up_within(int64_t limit_us, const Key& key, const Failure& reason, bool announced);
   std::optional<bool> try_agree(Key key, uint64_t sequence, const Failure& error, uint64_t placement, bool alone,
-                                bool waits);
+                                bool tries_again);
   void append(TableEvent::Type type, uint32_t index);
 
   const Segment& segment_;
@@ -300,9 +314,8 @@ class HostTable {
   Header* header_;
   PaddedBell* bells_;
   Lateness* lateness_;
-  LaunchOrder* launch_order_;             // the launch order in this table
-  LaunchOrder* used_launches_ = nullptr;  // null: no operation uses NCCL
-  std::vector<int> launching_ranks_;
+  char* transport_memory_;
+  ReadyHook* hook_ = nullptr;
   uint32_t* buckets_;
   char* entries_;
   std::optional<EventLog> log_;

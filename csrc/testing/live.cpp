@@ -27,7 +27,7 @@ struct RuntimeAccess {
     runtime.context_.table.lock().run([&] { kill(getpid(), number); });
   }
   static void signal_with_launch_order(Runtime& runtime, int number) {
-    LaunchOrder& order = runtime.context_.table.launch_order();
+    LaunchOrder& order = LaunchOrder::in(runtime.context_.table);
     if (!order.lock(1000000, runtime.context_.label())) throw Error("the order of launches is locked");
     kill(getpid(), number);
     order.unlock();

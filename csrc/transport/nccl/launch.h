@@ -14,11 +14,12 @@
 #include "operations/request.h"
 #include "table/host_table.h"
 #include "transport/nccl/arrangements.h"
+#include "transport/nccl/launch_order.h"
 #include "transport/nccl/plan.h"
 
 namespace mykv {
 
-// State for NCCL that all groups of a process share: the order of launches (table/launch_order.h), one stream per GPU,
+// State for NCCL that all groups of a process share: the order of launches (launch_order.h), one stream per GPU,
 // and scratch memory on each GPU for values that cannot go directly from array to array.
 
 class Launcher {

@@ -37,10 +37,11 @@ void limit_to_ordered(gpu::GpuRoads* gpus, const World& world, const Launcher* l
 }
 
 NcclTransport::NcclTransport(const World& world, HostTable& table, std::shared_ptr<Launcher> launcher)
-    : world_(world), table_(table), launcher_(std::move(launcher)), arrangements_(world) {
-  table.order_launches(launcher_->order(),
-                       launcher_->local_ranks(world.labels(world.hosts()[static_cast<size_t>(world.host())])));
-}
+    : world_(world),
+      table_(table),
+      launcher_(std::move(launcher)),
+      numbers_(table, launcher_->order(), launcher_->local_ranks(world.labels(world.host_ranks()))),
+      arrangements_(world) {}
 
 uint64_t NcclTransport::prepare(const Request& request) {
   if (const std::string overlap = overlap_in_part(request); !overlap.empty()) throw Error(overlap);
@@ -74,7 +75,7 @@ void NcclTransport::stop(uint32_t entry) {
       std::find_if(queued_.begin(), queued_.end(), [&](const auto& one) { return one.second.entry == entry; });
   if (it != queued_.end()) queued_.erase(it);
   // Releases the number even if this rank never saw that the entry was ready.
-  const uint64_t number = table_.given_launch(entry);
+  const uint64_t number = numbers_.given(entry);
   if (launcher_ && number != 0) launcher_->release(number);
 }
 
@@ -171,12 +172,12 @@ void NcclTransport::watch() {
 void NcclTransport::forgo(const std::vector<uint32_t>& entries) {
   for (const auto& [number, item] : queued_) launcher_->release(number);
   for (const uint32_t entry : entries) {
-    if (table_.entry(entry).operation.road != DataPath::nccl) continue;
+    if (!numbers_.concerns(table_.entry(entry).operation)) continue;
     uint64_t number = 0;
     try {
-      number = table_.forgo_launch(entry);
+      number = numbers_.forgo(entry);
     } catch (const Error&) {
-      number = table_.given_launch(entry);  // no rank changes a table after a verdict
+      number = numbers_.given(entry);  // no rank changes a table after a verdict
     }
     if (number != 0) launcher_->release(number);
   }

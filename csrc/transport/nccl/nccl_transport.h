@@ -1,6 +1,6 @@
 // Arrays on GPUs, by NCCL. A request is one NCCL operation or one group of them. Each rank's thread launches it into
 // the core's own stream on each of its GPUs, after the events that the request names and in the order of launches
-// (table/launch_order.h). Neither the thread nor MXNet's engine blocks on a GPU: the thread polls events.
+// (launch_order.h). Neither the thread nor MXNet's engine blocks on a GPU: the thread polls events.
 //
 // A communicator is aborted if it fails, or if its operations do not end since a rank has left. Its group then ends on
 // this rank, since NCCL cannot recover from an abort.
@@ -16,6 +16,7 @@
 #include "gpu/libraries.h"
 #include "transport/gpu_roads.h"
 #include "transport/nccl/launch.h"
+#include "transport/nccl/launch_order.h"
 #include "transport/transport.h"
 
 namespace mykv {
@@ -67,6 +68,7 @@ class NcclTransport : public Transport {
   const World& world_;
   HostTable& table_;
   std::shared_ptr<Launcher> launcher_;
+  LaunchNumbers numbers_;
   Arrangements arrangements_;
   int usual_device_ = -1;            // the GPU for requests without memory; -1 before the first request
   std::map<uint64_t, Item> queued_;  // operations to launch, by launch number
