@@ -60,7 +60,7 @@ class Turn:
     Attributes
     ----------
     started : list
-        Empty: the turn is open. Otherwise it holds the core's result, or None for a refusal.
+        Empty: the turn is open. Otherwise it holds a work of the core, or None: the turn was pushed or refused.
 
     Raises
     ------
@@ -106,7 +106,7 @@ class Turn:
         self.core.refuse(self.name, reason, **self._options)
 
     def _after_failed_meeting(self, reason: str) -> None:
-        """For a turn that was to follow a `meet`: called if that fails later than an exception on this rank."""
+        """For a turn after a `meet`: an exception had ended the wait on this rank, and now the meet has failed."""
 
     def agreed(self, turns: Sequence[Turn]) -> Sequence[Turn]:
         """Register, before `meet`, the turns that all ranks take after a successful `meet`, and return them.
@@ -203,7 +203,7 @@ class Turn:
         return bool(self.started)
 
     def is_refused(self) -> bool:
-        """Whether this rank has refused the turn."""
+        """Whether this rank has refused the turn of a `meet` or `submit`."""
         return self.started == [None]
 
     def fails_for_all(self) -> bool:
@@ -211,10 +211,12 @@ class Turn:
 
         Not after an exception of a signal handler in the wait: the other ranks may get the result and go on.
         """
-        if not self.started or self._is_late or self.is_refused():
-            return self.is_refused()
+        if self.is_refused():
+            return True
+        if not self.started or self._is_late or not self.started[0].done():
+            return False
         try:
-            self.started[0].done() and self.started[0].wait(0)
+            self.started[0].wait(0)
         except RuntimeError:
             return True
         return False

@@ -92,19 +92,18 @@ class DenseReducer(PlannedReducer):
             self._sums.begin()
         if self._reduction.store_optimizer is not None:
             self._to_update = [(operation, keys if ignore_stale else None) for operation in operations]
-        pushed = set(map(id, operations))
+        chosen = set(map(id, operations))
         self.fences = self._fences
         if self._fences and compares is Comparing.UPDATE:
             self.fences = [self._fence]
-            self._fence.ends_step = bool(pushed)
+            self._fence.ends_step = bool(chosen)
         for fence, operation in zip(self._fences, self._operations):
-            fence.ends_step = id(operation) in pushed
-        watch, self._equal_batches = self._equal_batches, None
-        if watch is None or ignore_stale:
-            self._push_all(operations, label)
-        else:
+            fence.ends_step = id(operation) in chosen
+        watch, self._equal_batches = self._equal_batches if not ignore_stale else None, None
+        if watch is not None:
             watch.before(operations)
-            self._push_all(operations, label)
+        self._push_all(operations, label)
+        if watch is not None:
             self._equal_batches = watch.after()
 
     def meet_loaded(self) -> None:
@@ -140,20 +139,22 @@ class DenseReducer(PlannedReducer):
         mark, priorities = process.core.set_step_phase, [*map(_priority_of, operations)]
         last = priorities.index(max(priorities)) if operations else 0
         begun: list[Any] = []  # grows by an element in the instruction that starts an operation, see operation.start()
-        turns = self.turns + 1
-        for operation in operations if self._reduction.hook is not None else ():
-            operation.hooked.started = []
+        turns, is_hooked = self.turns + 1, self._reduction.hook is not None
+        if is_hooked:
+            for operation in operations:
+                operation.hooked.started = []
         try:
             self.compared = self._none_compared()
             mark("some")
-            before = operations if self._reduction.hook is not None else operations[:last]
+            before = operations if is_hooked else operations[:last]
             begun.extend(map(operator.methodcaller("push", label), before))
             mark("last")
             begun.extend(map(operator.methodcaller("push", label), operations[len(before) :]))
             # Buckets end after all hooks: if the last hook fails, no worker uses a gradient.
-            for number, operation in enumerate(operations) if self._reduction.hook is not None else ():
-                mark("last" if number >= last else "some")
-                operation.hooked.end()
+            if is_hooked:
+                for number, operation in enumerate(operations):
+                    mark("last" if number == last else "some")
+                    operation.hooked.end()
             self.turns, self.is_begun, self._chosen = turns, True, None
         except BaseException as error:  # including those of signal handlers
             self.turns, self.is_begun, self._chosen = turns, len(begun) == len(operations), None
@@ -166,7 +167,8 @@ class DenseReducer(PlannedReducer):
         """After an error in a step whose first `pushed` operations have started: refuse the rest of the step."""
         reason = errors.reason_of(error)
         if pushed < len(operations):
-            # The failed operation has taken its turn if NaiveEngine has run it, or if its hook or update has begun.
+            # The failed operation has taken its turn if its hook has started an operation; if it has no hook, if
+            # NaiveEngine has run it or its update has begun.
             failed = operations[pushed]
             has_begun = isinstance(error, MXNetError)
             if failed.hooked is not None:
@@ -182,15 +184,15 @@ class DenseReducer(PlannedReducer):
             return
         mark = process.core.set_step_phase  # for the statistics, as in _push_all()
         try:
-            # Counts for learning rate schedules; empty if the order of updates makes no difference to them.
             begun = [(one.update, keys) for one, keys in self._to_update]
+            # Counts for learning rate schedules; empty if the order of updates makes no difference to them.
             reached = self._reduction.store_optimizer.counts_reached(begun)
             mark("weights")
             while self._to_update:
                 operation, keys = self._to_update[0]
                 operation.update.apply(keys, reached)
                 self._to_update.pop(0)
-        except BaseException as error:  # including those of signal handlers, which Python runs between any two lines
+        except BaseException as error:  # including those of signal handlers
             self.refuse_update(f"the update has failed on that rank: {error}")
             raise
         finally:
@@ -251,29 +253,19 @@ class DenseReducer(PlannedReducer):
             self.refuse_comparison(failure)
             _clear_errors(self._parameters)
             raise MXNetError(failure)
-        if self._operations:
-            super().compare(label)
+        super().compare(label)
 
     def sum_with_comparison(self, squares: Squares, add_up: Callable[[int], None]) -> None:
         super().sum_with_comparison(squares, add_up)
         if self._compares is Comparing.NOTHING:
             self._compares = Comparing.STEP  # if this rank refuses the next step, it refuses a comparison too
 
-    def _compared(self) -> tuple[list[NDArray], int]:
+    def _arrays_to_compare(self) -> tuple[list[NDArray], int]:
         gradients = [gradient for parameter in self._parameters for gradient in parameter._grad or ()]
         return gradients, self._operations[0].members[0].priority
 
-    def refuse_comparison(self, reason: str) -> None:
-        if self._operations:
-            super().refuse_comparison(reason)
-
-    def await_comparison(self) -> None:
-        if self._operations:
-            super().await_comparison()
-
-    def refuse_freshness(self, reason: str) -> None:
-        if self._operations:
-            super().refuse_freshness(reason)
+    def _has_gradients(self) -> bool:
+        return bool(self._operations)
 
     def has_begun(self) -> bool:
         return bool(self._operations)  # in the first step all ranks wait for each other before any push

@@ -261,9 +261,13 @@ class SharedReducer(Reducer):
         """Names of the operations that the other ranks expect next from this rank. Exchanges use the first name."""
         raise NotImplementedError
 
-    def _compared(self) -> tuple[list[NDArray], int]:
+    def _arrays_to_compare(self) -> tuple[list[NDArray], int]:
         """The arrays that wait for a comparison, and its priority."""
         raise NotImplementedError
+
+    def _has_gradients(self) -> bool:
+        """Whether there are gradients to reduce; otherwise nothing is compared or refused."""
+        return True
 
     def _has_met(self) -> bool:
         """Whether in an earlier step all ranks have had values of all parameters that need gradients."""
@@ -281,11 +285,13 @@ class SharedReducer(Reducer):
     def compare(self, label: str) -> None:
         # After allreduce(), the comparison takes the turn of allreduce()'s first operation. Otherwise it takes the next
         # turn of this operation's name.
+        if not self._has_gradients():
+            return
         name = self._names()[0]
         own, turn_of, started = (name, "", []) if self.compared else (f"{name}/update", name, self.compared)
         squares = None
         try:
-            written, priority = self._compared()
+            written, priority = self._arrays_to_compare()
             if self._summed is not None:
                 squares, add_up = self._summed
                 add_up(priority)
@@ -305,6 +311,8 @@ class SharedReducer(Reducer):
 
     def refuse_comparison(self, reason: str) -> None:
         name = self._names()[0]
+        if not self._has_gradients():
+            return
         if self.compared:
             self._process_set._core.refuse(name, reason)
         else:  # once, even if an exception of a signal handler follows
@@ -312,11 +320,13 @@ class SharedReducer(Reducer):
             operation.start(self.compared, refuse)
 
     def await_comparison(self) -> None:
-        for array in self._compared()[0][:1]:  # all of them carry the same error
-            array.wait_to_read()
+        if self._has_gradients():
+            for array in self._arrays_to_compare()[0][:1]:  # all of them carry the same error
+                array.wait_to_read()
 
     def refuse_freshness(self, reason: str) -> None:
-        self._process_set._core.refuse(self._names()[0], reason)
+        if self._has_gradients():
+            self._process_set._core.refuse(self._names()[0], reason)
 
     def is_left_out_by_all(self) -> bool:
         name = self._names()[0]

@@ -176,7 +176,7 @@ class SparseReducer(SharedReducer):
         # last turn of its name.
         return [self._name]
 
-    def _compared(self) -> tuple[list[NDArray], int]:
+    def _arrays_to_compare(self) -> tuple[list[NDArray], int]:
         return [
             weight for parameter in self._parameters if parameter._grad is not None for weight in parameter._data
         ], self._priority

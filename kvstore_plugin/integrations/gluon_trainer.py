@@ -62,7 +62,7 @@ class _Record:
         self.is_stepping = False
         self.told = Told.ALL
         self.mark: Any = None  # stands for the current step, see batch_norm_calls.end_step()
-        self.is_counted = False  # allreduce_grads() has failed here, and this worker has counted the update
+        self.refuses_update = False  # allreduce_grads() has failed here, so the next update() raises an error
         self.ignores_stale = False  # whether the current step ignores stale gradients
 
     def __getstate__(self) -> dict:
@@ -292,7 +292,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
     record = _record(self)
     _resume(self, record)
     deadlock_check.note_step(self, _awaited_by, _refuse_awaited)
-    record.is_counted = False
+    record.refuses_update = False
     if record.reducer is not None and not record.reducer.compared:
         _settle(self, record)
     reducer = record.reducer or _reducer_of(self)
@@ -324,7 +324,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
             if record.is_stepping and not self._update_on_kvstore:
                 record.told = Told.SUMS
     except BaseException:
-        record.is_counted = not record.is_stepping
+        record.refuses_update = not record.is_stepping
         raise
 
 
@@ -361,7 +361,7 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
         self._init_kvstore()
     if self._params_to_init:
         self._init_params()
-    record.is_counted = False
+    record.refuses_update = False
     if record.reducer is not None and not record.reducer.compared:
         _settle(self, record)
     try:
@@ -393,7 +393,7 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
 )
 def _public_update(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale_grad: bool = False) -> None:
     record = _record(self) if isinstance(self._kvstore, MyKV) else None
-    if record is not None and record.reducer is not None and not self._update_on_kvstore and not record.is_counted:
+    if record is not None and record.reducer is not None and not self._update_on_kvstore and not record.refuses_update:
         try:
             self._scale / batch_size
             ignore_stale_grad = bool(ignore_stale_grad)
@@ -422,8 +422,8 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
     reducer = record.reducer
     updates_here = reducer is not None and not self._update_on_kvstore
     if updates_here and not record.is_stepping:
-        if record.is_counted:
-            record.is_counted = False
+        if record.refuses_update:
+            record.refuses_update = False
             raise MXNetError(UPDATE_REFUSED)
         _compare(self, reducer, ignore_stale_grad)
     with step_guard.updates(self if record.of_store else None, [reducer] if updates_here else ()):

@@ -400,7 +400,7 @@ class LocalTrainer(DistributedTrainer):
         self._outer = None
         self._steps_since = 0
         if not self._reducers_together():  # local steps had begun; restored counts may repeat the warm-up
-            self._gradients = []
+            self._reducers = []
         super()._meet_again()
         self._meetings = Meetings(self._shares[0].process_set, self._shares[0].scope)
 
@@ -432,9 +432,9 @@ class LocalTrainer(DistributedTrainer):
         with uninterrupted():
             load_tracking.forget(self._params)
             # From now on sum gradients over this worker's devices only.
-            self._gradients = [_LocalSteps(self._params, WeakMethod(self, "_follow_devices"))]
+            self._reducers = [_LocalSteps(self._params, WeakMethod(self, "_follow_devices"))]
             if self._clipping is not None:
-                self._clipping = Clipping(self._clipping.most, self._gradients, None, self._params, True)
+                self._clipping = Clipping(self._clipping.most, self._reducers, None, self._params, True)
             self._outer = OuterOptimizer(self._meetings, [item.value for item in share.named], self._outer_options)
             # Workers' values may have changed since the trainer was created, but meetings need a common point.
             self._outer.begin(share.root, state or {})
@@ -471,7 +471,7 @@ class LocalTrainer(DistributedTrainer):
 
     def _reducers_together(self) -> list[SharedReducer]:
         """The reducers of the steps made together; none after the first local step."""
-        return [reducer for reducer in self._gradients if isinstance(reducer, SharedReducer)]
+        return [reducer for reducer in self._reducers if isinstance(reducer, SharedReducer)]
 
     def _redefer(self, reason: str) -> None:
         for reducer in self._reducers_together():

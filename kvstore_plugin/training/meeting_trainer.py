@@ -59,7 +59,7 @@ class MeetingTrainer(gluon.Trainer):
         self._told = Told.ALL
         self._mark: Any = None  # stands for the current step, see batch_norm_calls.end_step()
         self._awaits_update = False  # allreduce_grads() was called, and update() was not
-        self._is_counted = False  # allreduce_grads() has failed here, and this worker has counted the update
+        self._refuses_update = False  # allreduce_grads() has failed here, so the next update() raises an error
         self._labelled: tuple[Any, str] = (None, "")  # cache of _label(): its input, and the label
 
     def _numbered_alike(self, sets: Sequence[ProcessSet], named: Sequence[Named]) -> dict[ProcessSet, str]:
@@ -104,10 +104,10 @@ class MeetingTrainer(gluon.Trainer):
         lines = [*options.lines(self._optimizer), devices, *self._lines()]
         self._meeting = (scopes, how, lines)  # for _meet_again()
         self._generation = process.generation
-        self._gradients = self._met(scopes, how, lines)
+        self._reducers = self._met(scopes, how, lines)
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
         if local:
-            self._gradients.append(LocalReducer(local, WeakMethod(self, "_follow_devices")))
+            self._reducers.append(LocalReducer(local, WeakMethod(self, "_follow_devices")))
         if options.clip_global_norm is not None:
             self._begin_clipping(options.clip_global_norm)
         self._warn_of_noise()
@@ -128,17 +128,17 @@ class MeetingTrainer(gluon.Trainer):
                 rest = [item for item in share.named if item.value._grad_stype != "default"]
                 which = f"sparse gradients of {', '.join(one.name for one in rest) or 'no parameter'}"
                 task = Task(share.scope, dense, reduction, WeakMethod(self, "_follow_devices"), self._keys())
-                gradients = DenseReducer(task)
-                gradients.meet(meeting, [*options, which])
-                gradients.own_gradients()
-                made = [gradients]
+                dense_reducer = DenseReducer(task)
+                dense_reducer.meet(meeting, [*options, which])
+                dense_reducer.own_gradients()
+                made = [dense_reducer]
                 if rest:
                     sparse.append(SparseReducer(task._replace(named=rest)))
                     made.append(sparse[-1])
                 if share.process_set is self._workers.process_set:
                     self._workers.meet()
                     if not self._workers.gradients_may_differ:
-                        gradients.watch_batches()
+                        dense_reducer.watch_batches()
                 if self._options.broadcast_period >= 0:
                     known = broadcast.keep_equal(
                         share.process_set, share.named, share.scope, share.root, share.names, are_equal
@@ -153,14 +153,14 @@ class MeetingTrainer(gluon.Trainer):
                     later.process_set._core.refuse(f"{scopes[later.process_set]}/parameters", str(error))
                 raise
             if dense:
-                met.append(gradients)
+                met.append(dense_reducer)
         return met + sparse
 
     def _begin_clipping(self, most: float) -> None:
         self._workers.check("clip_global_norm")
         reducers = [
             reducer
-            for reducer in self._gradients
+            for reducer in self._reducers
             if isinstance(reducer, SharedReducer) and reducer.process_set is self._workers.process_set
         ]
         if self._workers.scope and not reducers:
@@ -170,7 +170,7 @@ class MeetingTrainer(gluon.Trainer):
             )
         # Use the last reducer: a SparseReducer compares in each step, even if all its parameters are frozen.
         norm_reducer = reducers[-1] if reducers else None
-        self._clipping = Clipping(most, self._gradients, norm_reducer, self._params, self._store_optimizer is None)
+        self._clipping = Clipping(most, self._reducers, norm_reducer, self._params, self._store_optimizer is None)
 
     def _warn_of_noise(self) -> None:
         """Log a warning if the optimizer may give the workers different weights. Not in a LocalTrainer, which allows
@@ -266,15 +266,15 @@ class MeetingTrainer(gluon.Trainer):
     def _meet_once_more(self, are_equal: bool) -> None:
         scopes, how, lines = self._meeting
         self._losses = process.losses
-        for gradients in self._gradients:
-            gradients.release()
-        local = [gradients for gradients in self._gradients if isinstance(gradients, LocalReducer)]
-        self._gradients = local
+        for reducer in self._reducers:
+            reducer.release()
+        local = [reducer for reducer in self._reducers if isinstance(reducer, LocalReducer)]
+        self._reducers = local
         for share in self._shares:
             deferred_init.forget(f"{share.scope}/values/")
         self._shares = [share._replace(root=0) for share in self._shares]
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
-        self._gradients = [*self._met(scopes, how, [*lines, _KEPT], are_equal), *local]
+        self._reducers = [*self._met(scopes, how, [*lines, _KEPT], are_equal), *local]
         if self._clipping is not None:
             self._begin_clipping(self._clipping.most)
         if self._store_optimizer is not None:

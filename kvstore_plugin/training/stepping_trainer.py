@@ -28,8 +28,8 @@ class SteppingTrainer(MeetingTrainer):
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
         """Average the gradients over the workers and update the parameters.
 
-        Returns at once, unless there are row_sparse gradients: then it waits until all workers have computed their
-        gradients.
+        Returns at once. It waits for the other workers in the first step, after the set of gradients has changed, with
+        `ignore_stale_grad`, and with row_sparse gradients until all workers have computed theirs.
 
         Parameters
         ----------
@@ -86,7 +86,7 @@ class SteppingTrainer(MeetingTrainer):
     def _guard(self, told: Told = Told.ALL) -> StepGuard:
         """A context manager for a step or an update. `told`: what the other workers know of it; see _end_failed()."""
         self._told, self._mark = told, object()
-        return StepGuard(self, self._gradients, functools.partial(self._end_failed, self._steps))
+        return StepGuard(self, self._reducers, functools.partial(self._end_failed, self._steps))
 
     def _end_failed(self, steps: int, error: BaseException) -> None:
         """After a failed step or update: refuse the operations that other workers wait for, or note missing updates.
@@ -99,7 +99,7 @@ class SteppingTrainer(MeetingTrainer):
             load_tracking.note_error(error, self)
         if self._clipping is not None:
             self._clipping.refuse(f"the step was interrupted on that rank: {error}")
-        if self._steps == steps and any(reducer.has_begun() for reducer in self._gradients):
+        if self._steps == steps and any(reducer.has_begun() for reducer in self._reducers):
             self._count_step(f"the step has failed on that rank: {error}")
 
     def _checked(self, method: str, batch_size: Any, ignore_stale: Any) -> tuple[float, bool]:
@@ -125,9 +125,9 @@ class SteppingTrainer(MeetingTrainer):
         All workers may have left out update(), for example to accumulate gradients or to skip a step that has
         overflowed. Then nothing is counted.
         """
-        self._awaits_update = self._is_counted = False
-        due = [gradients for gradients in self._gradients if not gradients.compared]
-        left_out = [gradients.is_left_out_by_all() for gradients in due]  # ask every reducer, even after a False
+        self._awaits_update = self._refuses_update = False
+        due = [reducer for reducer in self._reducers if not reducer.compared]
+        left_out = [reducer.is_left_out_by_all() for reducer in due]  # ask every reducer, even after a False
         if not all(left_out):
             trainer_state.count_update(self)
             self._count_step("update() was not called on that rank after allreduce_grads()")
@@ -146,9 +146,9 @@ class SteppingTrainer(MeetingTrainer):
         return self._labelled[1]
 
     def _check_reduced(self) -> None:
-        """Raise an error in an update if allreduce_grads() has failed here, and this worker has counted the update."""
-        if self._is_counted:
-            self._is_counted = False
+        """Raise an error in an update if allreduce_grads() has failed here."""
+        if self._refuses_update:
+            self._refuses_update = False
             raise MXNetError(UPDATE_REFUSED)
 
     def _compare(self, factor: float, ignore_stale_grad: bool) -> None:
@@ -201,64 +201,67 @@ class SteppingTrainer(MeetingTrainer):
 
     def _for_each(self, call: Callable[[Reducer], None], refuse: Callable[[Reducer, str], None]) -> None:
         """Call all reducers; after an exception refuse the calls of later reducers, so that no worker waits."""
-        for number, gradients in enumerate(self._gradients):
+        for number, reducer in enumerate(self._reducers):
             try:
-                call(gradients)
+                call(reducer)
             except BaseException as error:
-                for later in self._gradients[number + 1 :]:
+                for later in self._reducers[number + 1 :]:
                     refuse(later, errors.reason_of(error))
                 raise
 
     def _check_and_rescale_grad(self, scale: float) -> None:
-        """Make updates multiply gradients by `scale`; with `sums_of_means` also by the factor from sum to mean."""
+        """Make updates multiply gradients by `scale`; with `sums_of_means` also by the factor from sum to mean.
+
+        MXNet's own method does nothing else for a trainer without a store.
+        """
         process_set = self._workers.process_set
         if self._options.sums_of_means and process_set.included():
             scale *= self._options.predivide / process_set.size()
-        self._optimizer.rescale_grad = scale  # MXNet's own method does nothing else for a trainer without a store
+        self._optimizer.rescale_grad = scale
 
     def _refuse(self, reason: str) -> None:
         """Refuse a step of the other workers."""
         self._told = Told.ALL
-        for gradients in self._gradients:
-            gradients.refuse(reason)
+        for reducer in self._reducers:
+            reducer.refuse(reason)
         batch_norm_calls.end_step(self._params, self._workers.process_set, reason, self._mark)
 
     def _awaited_by(self) -> list[int]:
         """The ranks that have begun a step or an update that this rank has not begun."""
-        return sorted({rank for gradients in self._gradients for rank in gradients.awaited_by()})
+        return sorted({rank for reducer in self._reducers for rank in reducer.awaited_by()})
 
     def _refuse_awaited(self, reason: str) -> None:
         """Refuse the operation that the other ranks wait for; they have counted it as an update."""
-        is_step = all(gradients.compared for gradients in self._gradients)  # otherwise an update() after the sums
-        for gradients in self._gradients:
-            gradients.refuse_awaited(reason)
+        is_step = all(reducer.compared for reducer in self._reducers)  # otherwise an update() after the sums
+        for reducer in self._reducers:
+            reducer.refuse_awaited(reason)
         if is_step:
             batch_norm_calls.end_step(self._params, self._workers.process_set, reason)
-        if any(gradients.has_begun() for gradients in self._gradients):
+        if any(reducer.has_begun() for reducer in self._reducers):
             trainer_state.count_update(self)
-            self._is_counted = False
+            self._refuses_update = False
             self._count_step(reason)
 
     def _refuse_comparison(self, reason: str) -> None:
         """Refuse an update() of the other workers."""
-        for gradients in self._gradients:
-            gradients.refuse_comparison(reason)
+        for reducer in self._reducers:
+            reducer.refuse_comparison(reason)
 
     def _allreduce_grads(self) -> None:
-        if self._begun is None:  # a subclass may call this method in a step() of its own
+        if self._begun is None:  # allreduce_grads(), or the step() of a subclass
             self._require_local_updates("allreduce_grads")
             self._resume()
             self._mark = object()
         label, ignore_stale = self._begun or ("", self._ignores_stale)
-        turns = [reducer.turns for reducer in self._gradients]
+        turns = [reducer.turns for reducer in self._reducers]
         try:
             batch_norm_calls.end_step(self._params, self._workers.process_set, "", self._mark)
-            self._told, self._is_counted = Told.ALL, False  # the rest is refused below
+            self._told, self._refuses_update = Told.ALL, False  # the `except` below handles errors from here on
             deadlock_check.note_step(self, type(self)._awaited_by, type(self)._refuse_awaited)
             if self._awaits_update:
                 self._settle()
             self._awaits_update = not label or self._clipping is not None
-            for reducer in self._gradients:
+            for reducer in self._reducers:
                 compares = Comparing.NOTHING if label else Comparing.UPDATE
                 if label and self._clipping is not None and self._clipping.is_made_by(reducer):
                     compares = Comparing.STEP
@@ -276,21 +279,21 @@ class SteppingTrainer(MeetingTrainer):
 
         `turns`: the turns of the reducers before the sums.
         """
-        step_guard.refuse_unbegun(self._gradients, turns, reason)
-        shared = [one for one in self._gradients if isinstance(one, SharedReducer)]
+        step_guard.refuse_unbegun(self._reducers, turns, reason)
+        shared = [one for one in self._reducers if isinstance(one, SharedReducer)]
         told = {one.process_set for one in shared if not one.is_begun}  # their workers get an error
         if told and any(one.process_set not in told for one in shared):
             load_tracking.note_failure(self._params, self)
         if is_step:
             self._told = Told.ALL if told else Told.SUMS
             return
-        for gradients in self._gradients:
-            if not gradients.compared:
-                gradients.refuse_comparison(reason)
-        if any(gradients.has_begun() for gradients in self._gradients):  # the other workers will count an update()
+        for reducer in self._reducers:
+            if not reducer.compared:
+                reducer.refuse_comparison(reason)
+        if any(reducer.has_begun() for reducer in self._reducers):  # the other workers will count an update()
             trainer_state.count_update(self)
             self._count_step(reason)
-        self._is_counted = True
+        self._refuses_update = True
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         if self._begun is None:  # a subclass calls this method in a step() of its own
@@ -332,16 +335,15 @@ class SteppingTrainer(MeetingTrainer):
 
     def _make_updates(self, ignore_stale: bool) -> None:
         """Update, unless AMP skips the step."""
-        if vars(self).get("_amp_loss_scaler") is None:
-            self._run_updaters(ignore_stale)
-        elif self._store_optimizer is not None:
+        is_scaled = vars(self).get("_amp_loss_scaler") is not None
+        if is_scaled and self._store_optimizer is not None:
             if amp.skips_after(self, not self._clipping.is_finite()):
-                for gradients in self._gradients:
-                    gradients.drop_updates()
+                for reducer in self._reducers:
+                    reducer.drop_updates()
             else:
                 self._run_updaters(ignore_stale)
-        elif not self._workers.gradients_may_differ:
-            self._run_updaters(ignore_stale)  # MXNet's own update checks for overflow
+        elif not is_scaled or not self._workers.gradients_may_differ:
+            self._run_updaters(ignore_stale)  # a worker alone: MXNet's own update checks for overflow
         elif not amp.skips_step(self, self._workers):
             with amp.without_scaler(self):
                 self._run_updaters(ignore_stale)
@@ -376,12 +378,12 @@ class SteppingTrainer(MeetingTrainer):
         original = patches.originals.get(getattr(update, "__func__", None))  # a patch for Trainers with a store
         update = update if original is None else functools.partial(original, self)
         is_hooked = self._options.communication_hook is not None
-        with step_guard.updates(self, self._gradients if self._clipping is None else ()):  # clipping has its own fence
+        with step_guard.updates(self, self._reducers if self._clipping is None else ()):  # clipping has its own fence
             before = trainer_state.updates_counted(self) if is_hooked else 0
             if not self._contains_sparse_weight and len(self._by_device) < 2:
                 update(ignore_stale)
             else:
                 self._update_each_device(update, ignore_stale)
             if is_hooked and trainer_state.updates_counted(self) != before:  # AMP has not skipped the updates
-                for reducer in self._gradients:
+                for reducer in self._reducers:
                     reducer.updated()

@@ -76,7 +76,7 @@ def test_a_refused_step_refuses_a_comparison_only_after_a_step_that_had_one(monk
     mykv.init()
     net = dense_network(seed=0)
     trainer = mykv.DistributedTrainer(net.collect_params(), "sgd")
-    [gradients] = trainer._gradients
+    [gradients] = trainer._reducers
     core = _Refused(process.core)
 
     def use():

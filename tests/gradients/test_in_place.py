@@ -68,7 +68,7 @@ def _gradients(net):
 def _described(trainer):
     """How the gradients of a trainer are reduced: how many in place, and why others are not."""
     own = isinstance(trainer, mykv.DistributedTrainer)
-    reduced = (trainer._gradients[0] if own else gluon_trainer._reducer_of(trainer)).described()
+    reduced = (trainer._reducers[0] if own else gluon_trainer._reducer_of(trainer)).described()
     return reduced["adopted"], reduced["copied"]
 
 

@@ -237,9 +237,9 @@ def train(state):
             if state.steps == first["steps"]:
                 initial[:] = weights(net)
             if is_time("reduction"):
-                operations = trainer._gradients[0]._operations
-                trainer._gradients[0]._operations = operations[:1]  # the others never come
-                trainer.allreduce_grads() if not sharded else trainer._gradients[0].allreduce(False, "a step", False)
+                operations = trainer._reducers[0]._operations
+                trainer._reducers[0]._operations = operations[:1]  # the others never come
+                trainer.allreduce_grads() if not sharded else trainer._reducers[0].allreduce(False, "a step", False)
                 time.sleep(0.02)
                 die()
             if is_time("any"):

@@ -399,13 +399,13 @@ def test_periodic_operations_of_all_workers_are_in_the_same_steps_after_a_mistak
             mykv.barrier()
         if in_two:
             weight._fresh_grad = True
-            original = trainer._gradients[0].allreduce
+            original = trainer._reducers[0].allreduce
             if wrong and mistake == "in allreduce_grads":
-                trainer._gradients[0].allreduce = lambda *_: (trainer._refuse("planted"), 1 / 0)
+                trainer._reducers[0].allreduce = lambda *_: (trainer._refuse("planted"), 1 / 0)
             try:
                 trainer.allreduce_grads()
             finally:
-                trainer._gradients[0].allreduce = original
+                trainer._reducers[0].allreduce = original
             weight._fresh_grad = not wrong
             trainer.update(_BATCH)
         else:

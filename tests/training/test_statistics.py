@@ -164,6 +164,23 @@ def test_share_of_communication_while_backward_runs(rank, count, gather):
         assert 4 * _LATE / counted["communication"] * 0.95 < counted["overlapped"] < 0.9
 
 
+def _hook(bucket):
+    for one in bucket.arrays:
+        mykv.allreduce_(one, process_set=bucket.process_set)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("options", [{}, {"num_groups": 2}, {"bucket_bytes": 0}], ids=str)
+@pytest.mark.parametrize("hook", [None, _hook])
+def test_each_step_counts_once(rank, count, hook, options):
+    net = dense_network(seed=0)
+    trainer = mykv.DistributedTrainer(
+        net.collect_params(), "sgd", {"learning_rate": 0.1}, communication_hook=hook, **options
+    )
+    counted = count(lambda: [_step(net, trainer, rank) for _ in range(_STEPS)])
+    assert counted["steps"] == _STEPS
+
+
 class _LongUpdates(mx.optimizer.SGD):
     """SGD whose updates take a while in MXNet's engine."""
 
