@@ -235,7 +235,7 @@ def test_broadcast_from_every_root_keeps_every_bit(rank, size, kind):
         assert value(mine).tobytes() == bits.tobytes()
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.ranks(1, 3, long=(2, 4))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_allgather_with_other_first_dimensions(rank, size, kind, dtype):
     values = [numbers(other, ((other * 2) % 5, 3), dtype) for other in range(size)]

@@ -9,7 +9,6 @@ from pathlib import Path
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from harness.marks import long
 from harness.support import MXNetError, array, clear_errors, mx, value
 from kvstore_plugin.collectives.gradient_compression import gradient_compression
 from mxnet import gluon
@@ -290,17 +289,18 @@ def test_on_one_host_nothing_is_compressed(rank):
 
 
 _LEARNING = [
-    long({"type": "2bit"}),
-    long({"type": "1bit", "threshold": 0}),
-    long({"type": "onebit"}),
+    {"type": "2bit"},
+    {"type": "1bit", "threshold": 0},
+    {"type": "onebit"},
     {"type": "topk", "k": 0.05},
-    long({"type": "randomk", "k": 0.5}),  # with less it diverges from some weights, at this learning rate
-    long({"type": "dithering"}),
-    long({"type": "dithering", "partition": "natural", "normalize": "l2"}),
-    long({"type": "fp16"}),
+    {"type": "randomk", "k": 0.5},  # with less it diverges from some weights, at this learning rate
+    {"type": "dithering"},
+    {"type": "dithering", "partition": "natural", "normalize": "l2"},
+    {"type": "fp16"},
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("params", _LEARNING, ids=lambda one: "-".join(map(str, one.values())))
 def test_digits_are_learned_all_the_same(mpirun, params):
     pytest.importorskip("sklearn")

@@ -10,6 +10,7 @@ import tracemalloc
 
 import kvstore_plugin as mykv
 import pytest
+from harness.marks import long
 from harness.support import IS_2, array, clear_errors, mx, np
 from kvstore_plugin.compat import engine_errors
 from kvstore_plugin.compat import mxnet as mxnet_compat
@@ -100,7 +101,7 @@ def test_failed_calls_that_are_caught_keep_no_array(rank):
 @pytest.mark.skipif(IS_2, reason="2.0.0b1 frees no array of an operation of its own that has failed")
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("name", ["same", None])
+@pytest.mark.parametrize("name", ["same", long(None)])
 def test_failed_calls_that_are_caught_keep_little(name, rank):
     """MXNet notes each error until waitall(), and the core counts each name until shutdown()."""
     mykv.init()

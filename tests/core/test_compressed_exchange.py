@@ -170,7 +170,7 @@ def test_without_error_feedback_the_mean_of_results_is_the_value(core, rank, siz
 @pytest.mark.ranks(4, long=(2, 3), env=_ENV)
 @pytest.mark.parametrize("hosts", [long(2), 3])
 @pytest.mark.parametrize("name, parameters", [*_REPEATABLE, *_RANDOM], **_ids)
-@pytest.mark.parametrize("count", [400_000, 1, 2000])
+@pytest.mark.parametrize("count", [400_000, long(1), 2000])
 def test_parts_chunks_and_segments_of_all_sizes(core, rank, size, hosts, gather, name, parameters, count):
     """Several parts and chunks; fewer elements than compressed at all."""
     wire = reference.text(name, **parameters)

@@ -15,6 +15,7 @@ import pytest
 from compiled import testing
 from harness import launcher
 from harness.cgroups import memory_cgroup
+from harness.marks import long
 from harness.support import MXNetError, array, checksum, dense_network, mx, value
 from mxnet import autograd
 
@@ -149,7 +150,9 @@ print("lives", flush=True)
 """
 
 
-@pytest.mark.parametrize("room, size, locked", [(160, 64, False), (320, 256, True)], ids=["in-turns", "side-by-side"])
+@pytest.mark.parametrize(
+    "room, size, locked", [long(160, 64, False), (320, 256, True)], ids=["in-turns", "side-by-side"]
+)
 def test_beyond_the_limit_of_a_container_is_an_error_and_the_processes_live(mpirun, room, size, locked):
     """Ranks take memory in turns, and side by side where another holds the turn; there is room for one rank's then."""
     with memory_cgroup() as made:

@@ -108,7 +108,8 @@ def test_death_at_any_moment_on_two_hosts(job, sharded):
     )
 
 
-@pytest.mark.parametrize("sharded", [long(False), True])
+@pytest.mark.long
+@pytest.mark.parametrize("sharded", [False, True])
 def test_a_worker_and_then_all_of_another_host_die(job, two_hosts, sharded):
     """Noticed through the network; with the optimizer on the store, the first host has the copies of the second."""
     deaths = {"0": ["update", 5], "3": ["forward", 12], "4": ["forward", 12]} if sharded else {}

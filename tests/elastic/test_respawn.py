@@ -79,6 +79,7 @@ def test_workers_are_replaced_and_no_step_counts_twice(job, kind, hosts, deaths,
         np.testing.assert_allclose(replaced, alone, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_new_worker_gets_a_slot_where_the_launcher_has_no_free_one(mpirun, tmp_path):
     """Open MPI's launcher keeps the slot of a dead worker taken."""
 

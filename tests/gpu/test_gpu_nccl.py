@@ -39,7 +39,7 @@ _apart = pytest.mark.ranks(2, 4, env=_TWO_HOSTS)
 _everywhere = pytest.mark.ranks(1, 2, env=_ENV) if ON_REAL_GPU else _apart
 
 
-@pytest.mark.ranks(1, 2, 3, 4, env=_ENV)
+@pytest.mark.ranks(2, 3, long=(1, 4), env=_ENV)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_allreduces_of_all_kinds_in_any_order_are_those_of_numpy(gpus, seed):
     check_random_allreduces(gpus, seed)

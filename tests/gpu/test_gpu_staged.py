@@ -171,7 +171,7 @@ def _reference(core, step: _Step, inputs: list[np.ndarray]) -> np.ndarray:
     return result
 
 
-@pytest.mark.ranks(1, 2, 3, 4, env=_ENV)
+@pytest.mark.ranks(3, long=(1, 2, 4), env=_ENV)
 @_one_and_two
 def test_random_programs_give_the_bits_of_the_cpu(core, rank, size, hosts, on_gpu):
     """Operations of all kinds at once, each rank with arrays on other devices and in another order of calls."""
@@ -389,7 +389,7 @@ def test_higher_priority_overtakes(core, rank, on_gpu, cuda):
     cuda.cudaStreamDestroy(stream)
 
 
-@pytest.mark.ranks(2, 3, 4, env=_ENV)
+@pytest.mark.ranks(3, long=(2, 4), env=_ENV)
 @_one_and_two
 def test_more_parts_under_way_than_the_table_has_entries(rank, size, hosts, on_gpu, cuda, gather):
     """Each rank begins with another array; copies end in any order, and find the table full when they do."""

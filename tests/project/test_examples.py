@@ -73,8 +73,8 @@ _OF_DIGITS = [
     ("digits", "tqdm"),
     long("digits_trainer", "sklearn"),
     ("gluon_digits", "sklearn"),
-    ("module_digits", "sklearn"),
-    ("module_store_digits", "sklearn"),
+    long("module_digits", "sklearn"),
+    long("module_store_digits", "sklearn"),
 ]
 
 
@@ -105,7 +105,9 @@ def test_gluon_script_learns(mpirun):
     assert float(epochs[-1][1]) < 0.1 * float(epochs[0][1]) and float(epochs[-1][2]) >= 96, result.text
 
 
-@pytest.mark.parametrize("name", ["contrastive.py", "divided_embedding.py", "divided_layers.py", "pipeline.py"])
+@pytest.mark.parametrize(
+    "name", ["contrastive.py", long("divided_embedding.py"), long("divided_layers.py"), long("pipeline.py")]
+)
 def test_gradients_through_collectives_give_what_one_process_gives(mpirun, tmp_path, name):
     for ranks in (1, 2):
         result = mpirun(ranks, _EXAMPLES / name, "--save", tmp_path / f"{ranks}.npz", timeout=120)

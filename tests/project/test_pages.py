@@ -81,8 +81,25 @@ _SAVES = "net.save_parameters("
 _END = "import mxnet\nmxnet.nd.waitall()\nprint('the end')\n"  # errors that no line has read are raised
 _TESTED_ELSEWHERE = {"learning-rate.md", "notebooks.md"}
 # Left out of `make test`.
-_LONG = ["batchnorm.md", "compression.md", "concepts.md", "containers.md", "elastic.md", "gpu.md", "local-steps.md"]
-_LONG += ["real-networks.md", "several-hosts.md", "sparse.md", "timeline.md", "tuning.md"]
+_LONG = [
+    "backward.md",
+    "batchnorm.md",
+    "compression.md",
+    "concepts.md",
+    "containers.md",
+    "elastic.md",
+    "gpu.md",
+    "local-steps.md",
+]
+_LONG += [
+    "optimizer-on-the-store.md",
+    "precision-and-clipping.md",
+    "real-networks.md",
+    "several-hosts.md",
+    "sparse.md",
+    "timeline.md",
+    "tuning.md",
+]
 
 
 def _blocks(page: Path) -> list[str]:

@@ -59,7 +59,7 @@ run.main()
 """
 _SELFTEST = "import runpy; runpy.run_module('kvstore_plugin.selftest', run_name='__main__')"
 _PROGRAMS = {"work": _SCRIPT, "launches": _BENCHMARK, "short": _TORTURE, "wheels": _WHEELS, "self-test": _SELFTEST}
-_LONG = ["work", "launches", "wheels"]  # left out of `make test`
+_LONG = ["work", "launches", "wheels", "self-test"]  # left out of `make test`
 
 
 def _run(script: str, terminal: bool, path: Path | None = None) -> str:

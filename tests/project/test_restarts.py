@@ -175,6 +175,7 @@ def test_options_of_restarts_that_do_not_go_together(line, said, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_an_example_that_is_killed_three_times_ends_with_the_weights_of_one_that_was_not(tmp_path):
     options = ["-n", "2", "--max-restarts", "3", "--restart-pause", "0", _EXAMPLE]
     code, whole, stderr = _run(tmp_path, *options, tmp_path / "whole", timeout=170)

@@ -66,13 +66,14 @@ def test_report_of_what_works(selftest, ranks):
     assert (f"ranks 0-{last}" if last else "ranks 0") in result.stdout
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", [0, long(2)])
 def test_help_is_help_and_no_test(mpirun, ranks):
     result = mpirun(ranks, "-m kvstore_plugin.selftest", "--help")
     assert result.code == 0 and "--gpu" in result.stdout and "mykvrun -n 2 --check" in result.stdout, result.text
     assert "All that was checked" not in result.stdout and "allreduce" not in result.stdout, result.text
 
 
+@pytest.mark.long
 def test_two_hosts_and_more_ranks_than_cores_are_slow_and_not_wrong(selftest):
     result = selftest(4, env={"MYKV_VIRTUAL_HOSTS": "2"})
     assert result.code == 0, result.text

@@ -44,8 +44,8 @@ def _survived(tally: Tally, least: int) -> None:
     "job",
     [
         ("torture.program_core", 3, 1, 4096, 150),
-        ("torture.program_core", 4, 2, 524288, 40),
         ("torture.program_mxnet", 3, 2, 4096, 10),
+        long(("torture.program_core", 4, 2, 524288, 40)),
     ],
 )
 def test_random_programs_end_right_or_with_the_error_that_was_planted(job):
@@ -98,7 +98,7 @@ def test_a_program_that_ends_its_job_is_one_failure_and_the_next_job_begins_behi
     assert "program 12" in tally.failures[0] and "planted" in tally.failures[0]
 
 
-@pytest.mark.parametrize("case", [("core", 3, 1), long(("core", 4, 2)), ("join", 3, 2)])
+@pytest.mark.parametrize("case", [("core", 3, 1), long(("core", 4, 2)), long(("join", 3, 2))])
 def test_a_killed_worker_ends_the_job_and_leaves_nothing(case):
     seed = random.Random(str(case)).randrange(1000)
     _survived(kills.run(Budget(_ENOUGH, seed, most=1), [case]), 1)

@@ -96,6 +96,7 @@ _CALLS = """
 """
 
 
+@pytest.mark.long
 def test_what_is_pulled_equals_dist_sync(mpirun, tmp_path):
     workers = 3
     dist_sync.run(mpirun, workers, _CALLS, "dist_sync", str(tmp_path / "dist_sync"), timeout=180)

@@ -89,7 +89,7 @@ def _same_everywhere(net, gather):
     assert len(set(gather(checksum(net)))) == 1
 
 
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(1, 3, long=(2,))
 @pytest.mark.parametrize("kind", ["distributed", "stock", "wrapped"])
 @pytest.mark.parametrize("optimizer", list(_OPTIMIZERS))
 def test_training_goes_on_as_if_all_had_loaded(optimizer, kind, rank, size, gather, tmp_path):

@@ -13,7 +13,6 @@ import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness.interrupts import interrupted_after
-from harness.marks import long
 from harness.support import (
     MXNetError,
     array,
@@ -828,7 +827,8 @@ def test_calls_that_do_not_fit(rank):
         half.step(1, ignore_stale_grad=True)
 
 
-@pytest.mark.parametrize("period", [8, long(32)])
+@pytest.mark.long
+@pytest.mark.parametrize("period", [8, 32])
 def test_digits_are_learned_as_well_as_with_steps_made_together(mpirun, period):
     pytest.importorskip("sklearn")
     script = f"""

@@ -7,6 +7,7 @@ import textwrap
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
+from harness.marks import long
 from harness.support import IS_2, array, checksum, dense_network, parameters, structure
 from mxnet import autograd, gluon
 
@@ -195,7 +196,7 @@ print("trained", rank)
 """
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [long(False), True])
 def test_a_script_with_float16(mpirun, overlap):
     result = mpirun(2, textwrap.dedent(_SCRIPT).replace("OVERLAP", str(overlap)), timeout=120)
     assert result.code == 0 and result.stdout.count("trained") == 2, result.text

@@ -168,6 +168,7 @@ def test_an_operation_that_is_done_succeeds_on_all_ranks_of_a_host_when_some_bre
     assert any(int(sums) > 0 and int(errors) > 0 for sums, errors in ends), text  # some end before the fault
 
 
+@pytest.mark.long
 def test_a_departure_of_which_the_notices_are_lost_is_noticed_all_the_same(mpirun):
     """Rank 0 has told that it has left; twenty seconds after that its partner waits no more for its slice."""
     body = """

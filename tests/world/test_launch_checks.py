@@ -215,7 +215,7 @@ def test_binding_to_fewer_cores_than_there_are_is_a_warning_with_an_option_that_
     assert "binds" not in start(advice)
 
 
-@pytest.mark.parametrize("threads", [long("1"), "3", None])
+@pytest.mark.parametrize("threads", [long("1"), long("3"), None])
 def test_more_threads_than_cores_are_a_warning_with_the_number_that_fits(mpirun, threads):
     cores = len(os.sched_getaffinity(0))
     script = "import kvstore_plugin as mykv; mykv.init()"
@@ -234,7 +234,7 @@ _REFUSED = "import contextlib, numpy\nwith contextlib.suppress(TypeError): mykv.
 
 @pytest.mark.parametrize("ranks", [long(1), 2])
 @pytest.mark.parametrize("ends", ["", long("mykv.shutdown()")])
-@pytest.mark.parametrize("exchange", ["", "mykv.barrier()", "mykv.add_process_set([0])", _REFUSED])
+@pytest.mark.parametrize("exchange", ["", long("mykv.barrier()"), long("mykv.add_process_set([0])"), _REFUSED])
 def test_workers_that_exchange_nothing_are_told_so_at_the_end(mpirun, ranks, ends, exchange):
     """As with a framework that takes a store's name and ignores it: each worker trains separately."""
     script = f"import kvstore_plugin as mykv; mykv.init()\n{exchange}\n{ends}"
@@ -258,7 +258,7 @@ def test_workers_that_never_call_init_are_told_so_at_the_end(mpirun, ranks):
     "script",
     [
         long("import kvstore_plugin as mykv; mykv.init(); mykv.shutdown()"),
-        "import kvstore_plugin as mykv\ntry:\n    mykv.init(comm=5)\nexcept TypeError: pass",
+        long("import kvstore_plugin as mykv\ntry:\n    mykv.init(comm=5)\nexcept TypeError: pass"),
         "import kvstore_plugin, os, sys\nif os.fork() == 0: sys.exit()\nos.wait(); kvstore_plugin.barrier()",
         "import kvstore_plugin, subprocess, sys; kvstore_plugin.barrier()\n"
         "subprocess.run([sys.executable, '-c', 'import kvstore_plugin'], check=True)",
@@ -302,7 +302,7 @@ def test_a_script_without_a_launcher_is_told_once_that_one_worker_trains(mpirun)
         (0, "import logging; logging.getLogger('kvstore_plugin').setLevel(logging.ERROR)", ()),
         long(0, "import builtins; builtins.__IPYTHON__ = True", ()),  # as in a notebook
         long(0, "import pytest", ()),
-        (0, "", ("-i",)),
+        long(0, "", ("-i",)),
     ],
     ids=["a launcher and one worker", "two workers", "level", "notebook", "tests", "interactive"],
 )
@@ -313,7 +313,7 @@ def test_who_is_meant_to_be_alone_or_is_not_alone_is_told_nothing(mpirun, ranks,
 
 @pytest.mark.parametrize(
     "ranks, hosts, expected",
-    [(1, 1, "1 worker on 1 host."), (2, 1, "2 workers on 1 host."), (2, 2, "2 workers on 2 hosts.")],
+    [long(1, 1, "1 worker on 1 host."), long(2, 1, "2 workers on 1 host."), (2, 2, "2 workers on 2 hosts.")],
 )
 def test_init_logs_one_line_of_what_the_job_is(mpirun, ranks, hosts, expected):
     script = f"import logging; logging.basicConfig(level=logging.INFO)\n{_INIT}from mpi4py import MPI\n"
