@@ -73,16 +73,9 @@ bool Parts::send(const std::shared_ptr<RequestState>& posted, size_t number, std
   const int32_t owner = context_.transport_of(operation).owner(operation, posted->number + number);
   if (owner == context_.world.local_rank() && !posted->request.in_place) part.share = share_of(posted->request, part);
   if (refusal.empty() && part.share.input == nullptr) refusal = take_share(part, operation, posting);
-  switch (arrive(part, operation, refusal, posting)) {
-    case Arrived::table_full:
-      return false;
-    case Arrived::under_way:
-      return true;
-    case Arrived::over:
-      copy_out_and_leave(part, context_.table.entry(part.entry).error.get());
-      return true;
-  }
-  return true;
+  const Arrived arrived = arrive(part, operation, refusal, posting);
+  if (arrived == Arrived::over) copy_out_and_leave(part, context_.table.entry(part.entry).error.get());
+  return arrived != Arrived::table_full;
 }
 
 // Gives the part its share: a slot with its elements, or a substitute. Returns the error; empty: none.
@@ -145,7 +138,7 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
   }
   part.key = make_key(request.name, request.turn, part.number);
   const Transport& transport = context_.transport_of(operation);
-  // Ranks compare signatures only at the first part of an operation.
+  // A long text is shown only for the first part of an operation, and for refusals.
   if (part.number == 0 || !refusal.empty()) put_text(part, refusal.empty() ? request.signature : refusal);
   part.came = now_ns();
   ArriveResult arrival;

@@ -17,8 +17,8 @@ namespace mykv {
 // complete_request() for the only part of a request.
 class Parts {
  public:
-  Parts(RuntimeContext& context, Requests& requests, SendQueue& queue, SpinPolicy& waits, TimelineNotes& notes)
-      : context_(context), requests_(requests), queue_(queue), spin_policy_(waits), notes_(notes) {}
+  Parts(RuntimeContext& context, Requests& requests, SendQueue& queue, SpinPolicy& spin_policy, TimelineNotes& notes)
+      : context_(context), requests_(requests), queue_(queue), spin_policy_(spin_policy), notes_(notes) {}
 
   // Creates a part without a share.
   static Part make(const std::shared_ptr<RequestState>& posted, size_t number);

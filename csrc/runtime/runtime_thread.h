@@ -31,11 +31,11 @@ namespace mykv {
 
 class RuntimeThread {
  public:
-  RuntimeThread(RuntimeContext& context, Requests& requests, SendQueue& queue, Parts& parts, SpinPolicy& waits,
+  RuntimeThread(RuntimeContext& context, Requests& requests, SendQueue& queue, Parts& parts, SpinPolicy& spin_policy,
                 ThreadCommands& commands, TimelineNotes& notes)
       : context_(context),
         requests_(requests),
-        spin_policy_(waits),
+        spin_policy_(spin_policy),
         commands_(commands),
         notes_(notes),
         device_parts_(std::make_unique<DeviceParts>(context.world, context.table, context.pinned, requests, parts)),

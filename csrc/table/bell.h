@@ -8,7 +8,7 @@
 namespace mykv {
 
 // Wakes the thread that advances one rank's requests: the runtime's thread, or a thread that waits for a request and
-// stands in for it. ring() is cheap when that thread is awake. Who rings:
+// stands in for it. ring() is cheap when that thread is awake. Its callers:
 //   HostTable::ring()     a rank that has changed the table for other ranks, after it has released the lock
 //   Runtime, Parts        this rank's threads that post requests, leave, give up or break down
 //   RuntimeThread         a stand-in that returns the loop

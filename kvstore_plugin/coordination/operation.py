@@ -96,7 +96,7 @@ class Turn:
             self._refuse(reason)
             self._tell()
         elif self._agreed:
-            self._is_late = _refuse_after(self.started[0], self._agreed, reason)
+            self._is_late = _refuse_after(self.started[0], self.name, self._agreed, reason)
 
     def _refuse(self, reason: str) -> None:
         self.started.append(None)
@@ -241,7 +241,7 @@ class Turn:
                 deadlock_check.failed(failure)
             raise failure from None
         if late_refusals:
-            settle_refusals()
+            settle_refusals(self.name)
         return self._result
 
     def _with_call(self, error: RuntimeError) -> MXNetError:
@@ -302,7 +302,7 @@ def must_refuse(started: list, error: BaseException) -> bool:
     return not started and not isinstance(error, MXNetError)
 
 
-def _refuse_after(meeting: Any, turns: Sequence[Turn], reason: str) -> bool:
+def _refuse_after(meeting: Any, name: str, turns: Sequence[Turn], reason: str) -> bool:
     """Refuse the open turns if the preceding meeting succeeds; otherwise no rank takes them.
 
     Returns whether a thread waits for the end of the meeting.
@@ -329,18 +329,26 @@ def _refuse_after(meeting: Any, turns: Sequence[Turn], reason: str) -> bool:
         return False
     # The exception has interrupted the wait in the meeting. Other ranks may arrive later, so a thread waits for them.
     thread = threading.Thread(target=refuse, name="kvstore_plugin-refusals", daemon=True)
-    late_refusals.append(thread)
+    late_refusals.append((thread, meeting, name))
     thread.start()
     return True
 
 
-late_refusals: list[threading.Thread] = []
+late_refusals: list[tuple[threading.Thread, Any, str]] = []  # with the meeting that the thread waits for, and its name
 
 
-def settle_refusals() -> None:
-    """Wait for threads that refuse turns: after a later meeting, or before the turns after them are taken."""
-    while late_refusals:
-        late_refusals.pop().join()
+def settle_refusals(name: str) -> None:
+    """Wait for threads that refuse turns: those whose meeting has ended, or has this name.
+
+    To be called after a later meeting of the name, or before the turns after it are taken. Other ranks may never come
+    to a meeting of another name.
+    """
+    for late in list(late_refusals):
+        thread, meeting, of = late
+        if of == name or meeting.done():
+            thread.join()
+            with contextlib.suppress(ValueError):  # another thread has removed it
+                late_refusals.remove(late)
 
 
 def exchange(

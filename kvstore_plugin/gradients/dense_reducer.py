@@ -52,7 +52,8 @@ class DenseReducer(PlannedReducer):
         self._to_update: list[tuple[Operation, set[int] | None]] = []
         self._sums = SumsCheck(task.scope)
         self._compares = Comparing.NOTHING  # the argument of the last allreduce()
-        self._chosen: list[Operation] | None = None  # this step's operations before they are pushed; None: all
+        # After the exchange of freshness, until operations are pushed: its result decides which ones all ranks start.
+        self._freshness: Turn | None = None
         # How to refuse what follows the current exchange, given a reason and its result; None: the step's operations.
         self._refuse_next: Callable[[str, np.ndarray], None] | None = None
         self._fence = Fence(self._parameters, task.scope)  # for update(), whose compare() involves all arrays
@@ -74,8 +75,8 @@ class DenseReducer(PlannedReducer):
 
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
         if late_refusals:  # of an exchange that a signal handler has interrupted in an earlier step
-            settle_refusals()
-        self.is_begun, self._chosen = False, None
+            settle_refusals(self._names()[0])
+        self.is_begun, self._freshness = False, None
         self._compares = compares
         self._when_updated.clear()
         if self._moved():
@@ -86,8 +87,8 @@ class DenseReducer(PlannedReducer):
             self.meet_loaded()
         operations = self._operations
         if ignore_stale:
-            keys = {member.key for member in self.share_freshness(clear=True)}
-            operations = self._chosen or []
+            operations, members = self._share_freshness(clear=True)
+            keys = {member.key for member in members}
         if compares is Comparing.UPDATE:
             self._sums.begin()
         if self._reduction.store_optimizer is not None:
@@ -155,9 +156,9 @@ class DenseReducer(PlannedReducer):
                 for number, operation in enumerate(operations):
                     mark("last" if number == last else "some")
                     operation.hooked.end()
-            self.turns, self.is_begun, self._chosen = turns, True, None
+            self.turns, self.is_begun, self._freshness = turns, True, None
         except BaseException as error:  # including those of signal handlers
-            self.turns, self.is_begun, self._chosen = turns, len(begun) == len(operations), None
+            self.turns, self.is_begun, self._freshness = turns, len(begun) == len(operations), None
             self._refuse_unpushed(operations, len(begun), error)
             raise
         finally:
@@ -279,14 +280,17 @@ class DenseReducer(PlannedReducer):
         self.turns += 1
         self.refuse_operations(reason)
 
-    def share_freshness(self, clear: bool = False) -> list[BucketMember]:
-        """The members that are fresh on some worker. With `clear`, their stale gradients here are set to zero.
+    def share_freshness(self) -> None:
+        self._share_freshness(clear=False)
 
-        With `clear`, a step follows with the operations of these members, which are kept in `_chosen`.
+    def _share_freshness(self, clear: bool) -> tuple[list[Operation], list[BucketMember]]:
+        """The members that are fresh on some worker, and their operations.
+
+        `clear`: a step follows with these operations, and the members' stale gradients here are set to zero.
         """
         active = [member for operation in self._operations for member in operation.members]
         if not active:
-            return []
+            return [], []
         flags = [trainer_state.is_fresh(member.parameter) for member in active]
         self._refuse_next = self.refuse_operations if clear else _refuse_nothing
         try:
@@ -294,15 +298,13 @@ class DenseReducer(PlannedReducer):
         finally:
             self._refuse_next = None
         chosen, used = self._with_fresh(fresh)
-        if clear:
-            self._chosen = chosen
         for member in used:
             for weight, gradient in zip(member.parameter._data, member.parameter._grad):
                 if not weight._fresh_grad:
                     if clear:
                         fill_with_zeros(gradient)
                     weight._fresh_grad = True
-        return used
+        return chosen, used
 
     def _with_fresh(self, fresh: Sequence[bool]) -> tuple[list[Operation], list[BucketMember]]:
         """The operations with fresh gradients, and their fresh members. `fresh`: a flag for each member."""
@@ -320,14 +322,18 @@ class DenseReducer(PlannedReducer):
             return super()._ask(exchange)
         except BaseException as error:
             sentence = f"The ranks do not take the same step of {self._scope}: {errors.reason_of(error)}"
-            if self.turns != turns and self._exchange_has_failed:
-                self.refuse_after_failed_exchange(sentence)
+            if self.turns != turns:
+                self._freshness = None
+                if self._exchange_has_failed and self._refuse_next is not _refuse_nothing:
+                    self.refuse_after_failed_exchange(sentence)
             if isinstance(error, MXNetError) or type(error) is RuntimeError:
                 raise MXNetError(sentence) from None  # the message contains its text
             raise
 
     def _first_turn(self, name: str) -> Turn:
-        return _FirstTurn(self, self._refuse_next, self._process_set, name, f"a step of {self._scope}")
+        turn = _FirstTurn(self, self._refuse_next, self._process_set, name, f"a step of {self._scope}")
+        self._freshness = turn if self._refuse_next == self.refuse_operations else None
+        return turn
 
     def refuse_after_failed_exchange(self, reason: str) -> None:
         """Refuse the rest of a step whose first turn an exchange has taken, which has failed on all ranks."""
@@ -341,7 +347,9 @@ class DenseReducer(PlannedReducer):
 
         `met`: the freshness of the gradients on all ranks, if it decides about the operations.
         """
-        operations = self._operations if self._chosen is None else self._chosen
+        operations, freshness, self._freshness = self._operations, self._freshness, None
+        if met is None and freshness is not None:
+            met = freshness.met
         if met is not None:
             operations = self._with_fresh(met.max(axis=0))[0]
         if not self._operations:
@@ -351,7 +359,13 @@ class DenseReducer(PlannedReducer):
         self._refuse_comparison_of(reason)
 
     def __getstate__(self) -> dict:
-        return {**super().__getstate__(), "_to_update": [], "_equal_batches": None}
+        return {
+            **super().__getstate__(),
+            "_to_update": [],
+            "_equal_batches": None,
+            "_freshness": None,
+            "_refuse_next": None,
+        }
 
 
 def _refuse_nothing(reason: str, met: np.ndarray) -> None:

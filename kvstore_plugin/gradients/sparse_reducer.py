@@ -57,6 +57,8 @@ class SparseReducer(SharedReducer):
         agreement.check_names(self._process_set, self._name, labels, f"sparse parameters of {task.scope}")
 
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
+        if operation.late_refusals:  # of a step that a signal handler has interrupted
+            operation.settle_refusals(self._name)
         self._has_begun = self.is_begun = False
         active = self._active()
         turn, turns = self._turn(), self.turns
