@@ -60,7 +60,7 @@ struct RankRange {
   bool contains(int rank, int size) const { return (rank - first + size) % size < count; }
 };
 
-// What a transport does under the table's lock when an operation becomes ready.
+// Runs under the lock of the table when an operation becomes ready. A transport implements it.
 class ReadyHook {
  public:
   virtual ~ReadyHook() = default;
