@@ -72,7 +72,7 @@ void Agreement::announce(uint32_t index, uint32_t sequence_numbers, std::optiona
   m.priority = entry.operation.priority;
   m.error = std::move(error);
   if (m.error.empty() && entry.key == entry.first) {
-    m.late_rank = world_.hosts()[static_cast<size_t>(world_.host())][static_cast<size_t>(entry.arrivals.last)];
+    m.late_rank = world_.host_ranks()[static_cast<size_t>(entry.arrivals.last)];
     m.waited_ns = std::min(table_.waited_for_last(entry), Message::kMostWaited);
   }
   ReadyHook* const hook = table_.hook_of(entry.operation);

@@ -122,7 +122,7 @@ class Agreement {
   Agreement(const World& world, HostTable& table, size_t most_bytes, size_t fan_out);
 
   // Whether this rank is the one that sends and receives the agreement's messages for its host.
-  bool speaks() const { return world_.hosts().size() > 1 && world_.local_rank() == 0; }
+  bool speaks() const { return world_.has_several_hosts() && world_.local_rank() == 0; }
   // All ranks of this host have arrived at the entry, which uses `sequence_numbers` numbers. `carried`: this host's
   // contribution to a carried operation: its sum; for a broadcast, the values on the root's host, and nothing on other
   // hosts. `error`: why the operation failed on this host; empty: it did not fail.

@@ -10,8 +10,7 @@ namespace mykv {
 void Inquiry::ask(const std::vector<Key>& keys) {
   const auto question = std::make_shared<const std::vector<char>>(encode(Question{++question_, keys}));
   for (const std::vector<int>& ranks : world_.hosts()) {
-    if (ranks[0] != world_.hosts()[static_cast<size_t>(world_.host())][0])
-      sendings_.send(question, ranks[0], kQuestionTag);
+    if (ranks[0] != world_.host_ranks()[0]) sendings_.send(question, ranks[0], kQuestionTag);
   }
 }
 
@@ -21,7 +20,7 @@ bool Inquiry::answer_one() {
   std::vector<char> bytes;
   if (!questions_.take(&bytes, &asker)) return false;
   const Question question = decode_question(bytes);
-  const std::vector<int>& ranks = world_.hosts()[static_cast<size_t>(world_.host())];
+  const std::vector<int>& ranks = world_.host_ranks();
   OperationStates answer;
   answer.question = question.number;
   const auto named = [&](std::vector<int> local_ranks) {

@@ -317,7 +317,7 @@ bool must_be_apart(const Common& common, DType dtype, size_t count) {
   Operation operation = common.operation;
   operation.set_arrays(dtype, count);
   return operation.compressor != nullptr && operation.compressor->counts_elements() &&
-         common.runtime->world().hosts().size() > 1;
+         common.runtime->world().has_several_hosts();
 }
 
 // The contents of one request of a group: all arrays of one dtype on one device, one after another; or one array that

@@ -14,7 +14,7 @@ std::unique_ptr<Transport> choose_transport(const World& world, HostTable& table
 
 std::vector<std::pair<std::string, std::string>> transport_report(const World* world, const gpu::GpuRoads* gpus) {
   const std::string uninitialized = "not initialized";
-  const bool one_host = world != nullptr && world->hosts().size() == 1;
+  const bool one_host = world != nullptr && !world->has_several_hosts();
   return {
       {"host", world == nullptr ? uninitialized : ""},
       {"mpi", world == nullptr ? uninitialized

@@ -25,7 +25,7 @@ bool speaks_of(const Waiting& waiting, const World& world) {
   const auto can_speak = [&](int rank) {
     return !holds(waiting.missing, rank) && !holds(waiting.unresponsive, rank) && !holds(waiting.unknown, rank);
   };
-  const std::vector<int>& host = world.hosts()[static_cast<size_t>(world.host())];
+  const std::vector<int>& host = world.host_ranks();
   if (holds(waiting.unresponsive, host[0])) {
     return std::find_if(host.begin(), host.end(), can_speak) == host.begin() + world.local_rank();
   }

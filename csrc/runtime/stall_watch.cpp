@@ -141,7 +141,7 @@ void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport
       const auto names_rank_0 = [](const std::vector<int>& ranks) { return !ranks.empty() && ranks[0] == 0; };
       const bool undecidable = names_rank_0(one.unresponsive) || names_rank_0(one.unknown);
       const bool alone = one.complete || one.crowded_out;
-      if (alone || (world.hosts().size() > 1 && undecidable)) {
+      if (alone || (world.has_several_hosts() && undecidable)) {
         runtime.break_down(reason);
       } else if (speaks_of(one, world)) {
         given_up.emplace(one.name, reason);

@@ -51,7 +51,7 @@ void TimelineNotes::end(const Part& part, const PartRecord::Interval& copied_out
     last = std::max(last, time);
   }
   if (mine.get(Stamp::arrived) != 0) {
-    if (world_.hosts().size() > 1) {
+    if (world_.has_several_hosts()) {
       times.wait = {mine.get(Stamp::arrived), part.hosts.agreed != 0 ? part.hosts.agreed : now_ns()};
       times.reduce = between(mine, Stamp::begun, Stamp::scatter);
       if (mine.get(Stamp::scattered) != 0) {

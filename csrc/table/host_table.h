@@ -220,8 +220,9 @@ class HostTable {
   }
   // Shared memory of a transport for all ranks of this host, zeroed at first.
   void* transport_memory() const { return transport_memory_; }
+  static constexpr size_t kTransportBytes = 128;  // and a number for each rank
   static size_t transport_bytes(int local_size) {
-    return (128 + sizeof(uint64_t) * static_cast<size_t>(local_size) + 63) / 64 * 64;
+    return (kTransportBytes + sizeof(uint64_t) * static_cast<size_t>(local_size) + 63) / 64 * 64;
   }
 
   Bell& bell(int local_rank) { return bells_[local_rank]; }

@@ -412,7 +412,6 @@ class Following:
     ----------
     make : callable
         Makes the Turn.
-
     """
 
     def __init__(self, make: Callable[[], Turn]) -> None:

@@ -310,9 +310,9 @@ class SharedReducer(Reducer):
         self.refuse_comparison(f"update() has failed on that rank: {reason}")
 
     def refuse_comparison(self, reason: str) -> None:
-        name = self._names()[0]
         if not self._has_gradients():
             return
+        name = self._names()[0]
         if self.compared:
             self._process_set._core.refuse(name, reason)
         else:  # once, even if an exception of a signal handler follows

@@ -343,7 +343,7 @@ class SteppingTrainer(MeetingTrainer):
             else:
                 self._run_updaters(ignore_stale)
         elif not is_scaled or not self._workers.gradients_may_differ:
-            self._run_updaters(ignore_stale)  # a worker alone: MXNet's own update checks for overflow
+            self._run_updaters(ignore_stale)  # if scaled, MXNet's own update checks for overflow
         elif not amp.skips_step(self, self._workers):
             with amp.without_scaler(self):
                 self._run_updaters(ignore_stale)

@@ -90,8 +90,6 @@ _LONG = [
     "elastic.md",
     "gpu.md",
     "local-steps.md",
-]
-_LONG += [
     "optimizer-on-the-store.md",
     "precision-and-clipping.md",
     "real-networks.md",

@@ -89,7 +89,7 @@ Arrangements::Arrangements(const World& world)
     : world_(world), comm_(Communicator::duplicate(world.control(), "MPI_Comm_dup for NCCL")) {}
 
 Arrangements::~Arrangements() {
-  if (request_ == MPI_REQUEST_NULL && world_.hosts().size() == 1) return;
+  if (request_ == MPI_REQUEST_NULL && !world_.has_several_hosts()) return;
   comm_.let_go();
   // MPI may still use this memory.
   (void)exchanged_.release();

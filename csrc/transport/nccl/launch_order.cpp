@@ -16,7 +16,7 @@ constexpr int64_t kWaitUs = 50;
 }  // namespace
 
 LaunchOrder& LaunchOrder::in(const HostTable& table) {
-  static_assert(sizeof(LaunchOrder) <= 128, "HostTable::transport_bytes()");
+  static_assert(sizeof(LaunchOrder) <= HostTable::kTransportBytes);
   return *static_cast<LaunchOrder*>(table.transport_memory());
 }
 

@@ -28,7 +28,8 @@ void limit_to_ordered(gpu::GpuRoads* gpus, const World& world, const Launcher* l
   if (!gpus->nccl) return;
   if (launcher == nullptr) {
     gpus->reason = "the process set needs the world's order of launches, but the world has ended";
-  } else if (!is_world && (world.hosts().size() > 1 || launcher->local_ranks(world.labels(world.hosts()[0])).empty())) {
+  } else if (!is_world &&
+             (world.has_several_hosts() || launcher->local_ranks(world.labels(world.hosts()[0])).empty())) {
     gpus->reason = "the process set is on several hosts, where it cannot keep the world's order of launches";
   } else {
     return;
