@@ -6,7 +6,6 @@ TIMELINE is a file of mykv.start_timeline() from a job on several hosts.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from kvstore_plugin.timeline.recording import Recording, read
 
 _STEPS = 3  # plotted steps, from the middle of the file
 _COLOURS = {"wait": "#d9d9d9", "network": "#3b6ea8"}
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("timeline", type=Path)
     parser.add_argument("output", type=Path)
     given = parser.parse_args()
-    rows = _rows(json.loads(given.timeline.read_text(encoding="utf-8")))
+    rows = _rows(read(str(given.timeline)))
     first = max(rows)
     begins = sorted(begin for name, begin, _ in rows[first] if name == "wait")
     if len(begins) <= _STEPS:
@@ -38,21 +38,15 @@ def main() -> None:
     print(f"{(window[1] - window[0]) / _STEPS:.0f} ms a step, something on the network {share:.1%} of the time")
 
 
-def _rows(trace: list | dict) -> dict[int, list[tuple[str, float, float]]]:
+def _rows(recording: Recording) -> dict[int, list[tuple[str, float, float]]]:
     """For each bucket its phases: name, begin and end in ms."""
-    events = trace["traceEvents"] if isinstance(trace, dict) else trace
-    buckets = {}
-    for event in events:
-        if event.get("ph") == "M" and event["name"] == "thread_name":
-            found = re.search(r"bucket(\d+)$", event["args"]["name"])
-            if found:
-                buckets[event["pid"], event["tid"]] = int(found.group(1))
-    rows: dict[int, list[tuple[str, float, float]]] = {number: [] for number in sorted(set(buckets.values()))}
-    for event in events:
-        if event.get("ph") == "X" and event["name"] in _COLOURS and (event["pid"], event["tid"]) in buckets:
-            begin = event["ts"] / 1e3
-            rows[buckets[event["pid"], event["tid"]]].append((event["name"], begin, begin + event["dur"] / 1e3))
-    return rows
+    rows: dict[int, list[tuple[str, float, float]]] = {}
+    for call in recording.calls:
+        bucket = re.search(r"bucket(\d+)$", call.name)
+        if bucket:
+            shown = [(name, begin / 1e6, end / 1e6) for name, begin, end, _ in call.phases if name in _COLOURS]
+            rows.setdefault(int(bucket.group(1)), []).extend(shown)
+    return dict(sorted(rows.items()))
 
 
 def _covered(intervals: list[tuple[float, float]], window: tuple[float, float]) -> float:

@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Callable
 
+from kvstore_plugin.timeline.recording import Recording, read
+
 from . import about, environments, launch, network, peers, picture_plots, pictures_page
 from .environments import ROOT
 from .network import Network
@@ -69,32 +71,28 @@ def _measure(rounds: int) -> dict[str, Any]:
                 seconds, right = found["epochs"][-1]
                 print(f"round {number}, {mode}: {seconds:.1f} s, {right:.1%}", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "timeline.json")
+            file = Path(folder, "timeline.mykv")
             found = _run(_over(hosts), {**_TOGETHER, "epochs": 1, "hidden": HIDDEN, "timeline": str(file)})
-            results["timeline"] = _middle(json.loads(file.read_text(encoding="utf-8")), found["steps"])
+            results["timeline"] = _middle(read(str(file)), found["steps"])
     return results
 
 
-def _middle(trace: dict[str, Any], steps: list[float]) -> dict[str, Any]:
+def _middle(recording: Recording, steps: list[float]) -> dict[str, Any]:
     """Some steps of a timeline: their start times, and bars (bucket, phase, start, length), in seconds.
 
     Times count from the start of the first of these steps.
 
     `steps`: unix times at which rank 0 begins each step.
     """
-    lanes = {}
-    for event in trace["traceEvents"]:
-        found = re.search(r"bucket(\d+)$", event["args"]["name"]) if event["name"] == "thread_name" else None
-        if found:
-            lanes[event["tid"]] = int(found.group(1))
     first = len(steps) // 2
     drawn = steps[first : first + _DRAWN_STEPS + 1]
-    zero = trace["otherData"]["unix_time_at_zero_us"] / 1e6 - drawn[0]
-    bars = [
-        (lanes[event["tid"]], event["name"], zero + event["ts"] / 1e6, event["dur"] / 1e6)
-        for event in trace["traceEvents"]
-        if event["ph"] == "X" and event["name"] in picture_plots.PHASES and event["tid"] in lanes
-    ]
+    zero = recording.zero / 1e9 - drawn[0]
+    bars = []
+    for call in recording.calls:
+        bucket = re.search(r"bucket(\d+)$", call.name)
+        if bucket:
+            shown = [phase for phase in call.phases if phase.name in picture_plots.PHASES]
+            bars += [(int(bucket.group(1)), p.name, zero + p.begin / 1e9, (p.end - p.begin) / 1e9) for p in shown]
     length = drawn[-1] - drawn[0]
     return {"steps": [one - drawn[0] for one in drawn], "bars": [one for one in bars if -one[3] < one[2] < length]}
 

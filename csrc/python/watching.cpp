@@ -115,20 +115,19 @@ void bind_stall_watch(py::module_& m) {
 
 namespace {
 
-int start_timeline(int fd, int rank, bool mark_cycles, int64_t zero_ns, const std::string& members) {
+int start_timeline(int fd, const std::string& about, bool mark_cycles) {
   FileDescriptor file(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!file) return errno;
   WithoutGil release;
-  return Timeline::instance().start(std::move(file), {mark_cycles, rank, zero_ns, members});
+  return Timeline::instance().start(std::move(file), about, mark_cycles);
 }
 
 }  // namespace
 
 void bind_timeline(py::module_& m) {
-  m.def("start_timeline", &start_timeline, py::arg("fd"), py::arg("rank"), py::arg("mark_cycles"), py::arg("zero_ns"),
-        py::arg("members"),
-        "Record into the empty regular file behind `fd`, which stays the caller's. Times count from `zero_ns`\n"
-        "(time.monotonic_ns). `members`: JSON, of the outer object. Returns 0, or the errno of a failed write.");
+  m.def("start_timeline", &start_timeline, py::arg("fd"), py::arg("about"), py::arg("mark_cycles"),
+        "Record into the empty regular file behind `fd`, which stays the caller's. `about`: the file's first line.\n"
+        "Times are those of time.monotonic_ns. Returns 0, or the errno of a failed write.");
   m.def(
       "stop_timeline", [] { return Timeline::instance().stop(); }, py::call_guard<WithoutGil>(),
       "Write the remaining records and end. Returns 0, or the errno of the write that ended it earlier.");

@@ -79,7 +79,7 @@ void TimelineNotes::add(const Part& part, PartRecord times, const Entry& entry) 
     record->arrivals.reserve(part.posted->parts *
                              (static_cast<size_t>(world_.local_size()) + part.hosts.arrivals.size()));
   }
-  times.arrivals = record->arrivals.size();
+  times.arrivals = static_cast<uint32_t>(record->arrivals.size());
   for (size_t r = 0; r < table_.ranks().size(); ++r) {
     const int64_t time = entry.arrival_stamp(r);
     if (time == 0) continue;

@@ -45,9 +45,11 @@ class Stamps {
   std::array<std::atomic<int64_t>, kStamps> times_;
 };
 
+// The two structs below are written to the file as they are in memory: fields of fixed size, without padding.
+
 // When a rank arrived, or a host, named by its first rank.
 struct ArrivalRecord {
-  int rank;
+  int64_t rank;
   int64_t time;
 };
 
@@ -58,6 +60,11 @@ struct PartRecord {
     int64_t end = 0;
   };
   uint32_t number = 0;
+  // Index of this part's first arrival in RequestRecord::arrivals. The part's arrivals are those of this host's ranks.
+  // On rank 0 of several hosts, the times follow at which each host announced that all its ranks had arrived.
+  uint32_t arrivals = 0;
+  uint32_t ranks = 0;
+  uint32_t hosts = 0;
   Interval copy_in;
   Interval wait;
   Interval reduce;      // reducing, by any rank of the host
@@ -66,11 +73,6 @@ struct PartRecord {
   Interval gather;      // between hosts: exchanging the results
   Interval spread;      // copying the result into the slots of this host
   Interval copy_out;
-  // Index of this part's first arrival in RequestRecord::arrivals. The part's arrivals are those of this host's ranks.
-  // On rank 0 of several hosts, the times follow at which each host announced that all its ranks had arrived.
-  size_t arrivals = 0;
-  uint32_t ranks = 0;
-  uint32_t hosts = 0;
 };
 
 struct RequestRecord {

@@ -14,7 +14,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "timeline/trace.h"
 
 namespace mykv {
 
@@ -22,11 +21,11 @@ namespace {
 
 // Time between two writes; the records of this time are lost if the process is killed.
 constexpr auto kPeriod = std::chrono::milliseconds(100);
-constexpr size_t kMany = 20000;  // this number of parts is written without waiting for the period; some 10 MB of text
+constexpr size_t kMany = 20000;  // this number of parts is written without waiting for the period; some 4 MB
 // Parts in memory (some 100 MB) if the disk is too slow; further operations are left out.
 constexpr size_t kMost = 400000;
-constexpr size_t kTextBytes = 4 << 20;  // bytes of text that are written at once
-constexpr size_t kSpare = 4096;         // records that are kept for reuse
+constexpr size_t kWriteBytes = 4 << 20;  // bytes that are written at once
+constexpr size_t kSpare = 4096;          // records that are kept for reuse
 // If one write takes longer, the file system is considered unresponsive.
 constexpr auto kLongestWrite = std::chrono::seconds(10);
 constexpr int kNice = 10;  // lower priority than training
@@ -69,15 +68,16 @@ Timeline& Timeline::instance() {
   return timeline;
 }
 
-int Timeline::start(FileDescriptor file, const TimelineOptions& options) {
+int Timeline::start(FileDescriptor file, const std::string& about, bool mark_cycles) {
   if (is_of_parent_) throw Error("the timeline belongs to the process that this one is a fork of");
   std::lock_guard<std::mutex> control(control_);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (started_) throw Error("a timeline is being recorded already: call stop_timeline() first");
   }
-  TraceFile trace(std::move(file));
-  const int failure = trace.begin(options.members, TraceRows::first_event(options.rank));
+  RecordFile records(std::move(file));
+  records.add_line(about);
+  const int failure = records.write();
   if (failure != 0) return failure;
   std::lock_guard<std::mutex> lock(mutex_);
   batch_ = {};
@@ -86,14 +86,12 @@ int Timeline::start(FileDescriptor file, const TimelineOptions& options) {
   session_.fetch_add(1, std::memory_order_relaxed);
   {
     const WithoutSignals block;
-    writer_ = std::thread([this, rows = TraceRows(options.rank, options.zero),
-                           of = session()](TraceFile file) { run(std::move(file), rows, of); },
-                          std::move(trace));
+    writer_ = std::thread([this, of = session()](RecordFile file) { run(std::move(file), of); }, std::move(records));
   }
   started_ = true;
   active_ = true;
   for (std::atomic<uint32_t>* flag : interests_) flag->fetch_add(1, std::memory_order_relaxed);
-  marks_cycles_.store(options.mark_cycles, std::memory_order_relaxed);
+  marks_cycles_.store(mark_cycles, std::memory_order_relaxed);
   on_.store(true, std::memory_order_relaxed);
   return 0;
 }
@@ -178,13 +176,12 @@ void Timeline::add(AwakeRecord awake) {
 
 // The writer thread. stop() and a large batch wake it; otherwise it wakes up after each period. Once a new session has
 // begun, the writer of the old session must not touch the timeline.
-void Timeline::run(TraceFile file, TraceRows rows, uint64_t of) {
+void Timeline::run(RecordFile file, uint64_t of) {
   prctl(PR_SET_NAME, "mykv timeline");
   const sched_param unused{};
   sched_setscheduler(0, SCHED_BATCH, &unused);  // does not preempt other threads when it wakes up
   setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNice);
   Batch batch;
-  std::string text;
   for (bool last = false; !last;) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
@@ -194,18 +191,18 @@ void Timeline::run(TraceFile file, TraceRows rows, uint64_t of) {
       last = stopping_;
     }
     int failure = 0;
-    const auto write_out = [&](size_t unless_smaller) {
-      if (failure == 0 && text.size() > unless_smaller) failure = file.append(&text);
+    const auto write = [&] {
+      if (failure == 0) failure = file.write();
       ++writes_;
     };
     for (const auto& request : batch.requests) {
-      rows.write(*request, &text);
-      write_out(kTextBytes);
+      file.add(*request);
+      if (file.bytes_to_write() > kWriteBytes) write();
+      request->clear();
     }
-    for (const AwakeRecord& awake : batch.awake) rows.write(awake, &text);
-    for (auto& request : batch.requests) request->clear();
-    if (batch.dropped > 0) rows.write_dropped(batch.dropped, &text);
-    write_out(0);
+    for (const AwakeRecord& awake : batch.awake) file.add(awake);
+    if (batch.dropped > 0) file.add_dropped(batch.dropped);
+    write();
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (session() != of) return;

@@ -1,5 +1,5 @@
-// The timeline of this process: the phases and times of each operation, for Perfetto. The threads that work on
-// operations only record times; a thread of the timeline formats and writes them.
+// The timeline of this process: the times of each operation. The threads that work on operations only record times; a
+// thread of the timeline writes the records to the file.
 //
 // One object per process, since several runtimes (process sets) share one file.
 #pragma once
@@ -15,19 +15,10 @@
 
 #include "base/file_descriptor.h"
 #include "base/forks.h"
+#include "timeline/record_file.h"
 #include "timeline/records.h"
-#include "timeline/trace.h"
 
 namespace mykv {
-
-struct TimelineOptions {
-  bool mark_cycles = false;
-  int rank = 0;
-  int64_t zero = 0;     // the time that the file's times count from; now_ns()
-  std::string members;  // members of the file's outer object, as JSON
-};
-
-class TraceRows;
 
 class Timeline {
  public:
@@ -37,9 +28,9 @@ class Timeline {
   // The process's one timeline. Recreated in a fork, since the parent's mutexes may be locked forever.
   static Timeline& instance();
 
-  // Throws Error if the timeline is started already, here or in the parent of this fork. Returns an errno if the file
-  // cannot be written, otherwise 0.
-  int start(FileDescriptor file, const TimelineOptions& options);
+  // Records to an empty regular file, whose first line becomes `about`. Throws Error if the timeline is started
+  // already, here or in the parent of this fork. Returns an errno if the file cannot be written, otherwise 0.
+  int start(FileDescriptor file, const std::string& about, bool mark_cycles);
   // Writes the remaining records and ends the timeline. Returns the errno that ended it earlier, or 0; ETIMEDOUT if the
   // file system does not answer. Does nothing if the timeline is not started.
   int stop();
@@ -74,7 +65,7 @@ class Timeline {
   };
   explicit Timeline(bool is_of_parent) : is_of_parent_(is_of_parent) {}
   void end_recording();
-  void run(TraceFile file, TraceRows rows, uint64_t of);
+  void run(RecordFile file, uint64_t of);
 
   inline static std::atomic<bool> on_{false};
   inline static std::atomic<bool> marks_cycles_{false};

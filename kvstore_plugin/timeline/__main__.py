@@ -8,17 +8,18 @@ import os
 import sys
 from typing import Any
 
-from .joined import check_same_job, clock_shifts, joined_trace
+from .joined import check_same_job, clock_shifts
 from .page import page
 from .recording import Recording, TimelineError, read
+from .trace import trace
 
 _EPILOG = """examples:
-  mykvrun -n 4 --timeline timeline.json python train.py              rank 0 records
-  python -m kvstore_plugin.timeline timeline.json                    write timeline.html, and open it in a browser
+  mykvrun -n 4 --timeline timeline.mykv python train.py                 rank 0 records
+  python -m kvstore_plugin.timeline timeline.mykv                       write timeline.html, and open it in a browser
+  python -m kvstore_plugin.timeline timeline.mykv --trace trace.json    and a trace for https://ui.perfetto.dev
 
-  mykvrun -n 4 --timeline 'timeline-{rank}.json' python train.py     every rank records a file of its own
-  python -m kvstore_plugin.timeline timeline-*.json                  one page of all ranks
-  python -m kvstore_plugin.timeline timeline-*.json --trace all.json and one trace for https://ui.perfetto.dev
+  mykvrun -n 4 --timeline 'timeline-{rank}.mykv' python train.py        every rank records a file of its own
+  python -m kvstore_plugin.timeline timeline-*.mykv --trace trace.json  one page and one trace of all ranks
 
 The page is one file and needs no network. Large timelines: show a part with --begin and --end."""
 
@@ -32,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         check_same_job(recordings)
         shifts = clock_shifts(recordings)
         if given.trace:
-            _write(given.trace, json.dumps(joined_trace(recordings, shifts)))
+            _write(given.trace, json.dumps(trace(recordings, shifts)))
         for one, shift in zip(recordings, shifts):
             _cut(one, shift, given.begin, given.end)
         _write(given.output, page(recordings, shifts))
@@ -55,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         "files", nargs="+", metavar="FILE", help="files of start_timeline() or MYKV_TIMELINE; several: ranks of one job"
     )
     add("-o", "--output", default="timeline.html", metavar="PAGE", help="the page, %(default)s by default")
-    add("--trace", metavar="JSON", help="also write one trace of all ranks in Chrome's trace event format")
+    add("--trace", metavar="JSON", help="also write a trace of all ranks in Chrome's trace event format")
     add("--begin", type=float, default=0.0, metavar="S", help="show operations that end after S seconds")
     add("--end", type=float, default=float("inf"), metavar="S", help="show operations that begin before S seconds")
     return parser

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, Iterable
 
 from .joined import clock_differences
-from .recording import KINDS, PHASES, Call, Recording
+from .phases import PHASES
+from .recording import KINDS, Call, Recording
 from .summary import Lateness, Step, latecomers, sizes, steps
+from .trace import lanes
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _ERROR_CHARACTERS = 300
@@ -76,6 +78,12 @@ def _notes(recordings: list[Recording], shifts: list[int], of_rank: dict[int, li
             notes.append(
                 f"The clock of rank {one.rank} on {one.host} was corrected by {abs(difference) / 1e6:.3f} ms, since an "
                 "operation would have ended before all ranks had reached it."
+            )
+        left_out = sum(count for _, count in one.dropped)
+        if left_out:
+            notes.append(
+                f"Operations of rank {one.rank} that are left out, since its file could not be written fast enough: "
+                f"{left_out}."
             )
     return notes or ["No operation was recorded."]
 
@@ -164,13 +172,13 @@ def _data(recordings: list[Recording], shifts: list[int], of_rank: dict[int, lis
     names: dict[str, int] = {}
     ranks = []
     for one, shift in zip(recordings, shifts):
-        lanes = _lanes(one.calls)
+        of_calls = lanes([(call.begin, call.end) for call in one.calls])
         ranks.append(
             {
                 "rank": one.rank,
                 "host": one.host,
-                "lanes": max(lanes, default=0) + 1,
-                "calls": [_bar(call, lane, shift, names) for call, lane in zip(one.calls, lanes)],
+                "lanes": max(of_calls, default=0) + 1,
+                "calls": [_bar(call, lane, shift, names) for call, lane in zip(one.calls, of_calls)],
                 "steps": [
                     [(time + shift) / 1000 for time in (step.begin, step.ready, step.end)] for step in of_rank[one.rank]
                 ],
@@ -184,7 +192,8 @@ def _bar(call: Call, lane: int, shift: int, names: dict[str, int]) -> list[Any]:
         return names.setdefault(text, len(names))
 
     phases = [
-        [PHASES.index(name), (begin - call.begin) / 1000, (end - begin) / 1000] for name, begin, end in call.phases
+        [PHASES.index(phase.name), (phase.begin - call.begin) / 1000, (phase.end - phase.begin) / 1000]
+        for phase in call.phases
     ]
     return [
         (call.begin + shift) / 1000,
@@ -197,18 +206,6 @@ def _bar(call: Call, lane: int, shift: int, names: dict[str, int]) -> list[Any]:
         number(call.signature),
         phases,
         call.order,
-        call.late,
+        call.first.late if call.first else [],
         number(call.error),
     ]
-
-
-def _lanes(calls: list[Call]) -> list[int]:
-    """The lane (a row of bars) of each call: calls in a lane do not overlap, and there are few lanes."""
-    free: list[int] = []  # the end of each lane's last call
-    found = [0] * len(calls)
-    for index in sorted(range(len(calls)), key=lambda index: calls[index].begin):
-        call = calls[index]
-        lane = next((number for number, end in enumerate(free) if end <= call.begin), len(free))
-        free[lane:] = [call.end] if lane == len(free) else [call.end, *free[lane + 1 :]]
-        found[index] = lane
-    return found

@@ -1,19 +1,27 @@
-"""Reads and checks the file of one rank's timeline."""
+"""Reads and checks the file of one rank's timeline, whose format is that of csrc/timeline/record_file.h."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-# Names of the phases of a call, which the timeline shows as bars below the call's bar. Other bars without a signature
-# occur only in rows of threads ("awake").
-PHASES = ("copy in", "wait", "reduce", "network", "spread", "copy out")
+from .phases import Part, Phase, phases
+
 KINDS = ("gradients", "allreduce", "broadcast", "allgather", "reducescatter", "alltoall", "barrier", "other")
 _KIND = re.compile(r"\b(barrier|allreduce|broadcast|allgather|reducescatter|alltoall)\b")
 _GRADIENTS = re.compile(r"(a step|an update) with batch size ")
+
+_HEAD = struct.Struct("<II")  # RecordHead
+_REQUEST, _AWAKE, _DROPPED = 1, 2, 3  # RecordHead::Kind
+_REQUEST_FIELDS = struct.Struct("<qqQQiIIIII")
+_PART = struct.Struct("<IIII16q")
+_ARRIVAL = struct.Struct("<qq")
+_AWAKE_FIELDS = struct.Struct("<qq")
+_DROPPED_FIELDS = struct.Struct("<qQ")
 
 
 class TimelineError(Exception):
@@ -28,38 +36,48 @@ class Call:
     ----------
     begin, end : int
         When this rank's arrays were ready, and when the result was ready, in nanoseconds since `Recording.zero`.
-    order, late : list
-        Ranks of this rank's host in the order of arrival, and each rank's milliseconds after the first rank.
-    host_order, host_late : list
-        The same for hosts, each given by its first rank; empty except in rank 0's file of a job on several hosts.
-    phases : list of (str, int, int)
-        Name, begin and end of each phase.
+    parts : int
+        Number of parts that the operation was divided into.
+    first : Part or None
+        The first part, with the ranks in the order of arrival; None if the operation failed before it began.
     """
 
     name: str
-    row: str
     turn: int
     kind: str
     signature: str
     size: int
     begin: int
     end: int
-    tid: int
+    priority: int
+    parts: int
     error: str
-    order: list[int]
-    late: list[float]
-    host_order: list[int]
-    host_late: list[float]
-    phases: list[tuple[str, int, int]] = field(default_factory=list)
+    first: Part | None
+    phases: list[Phase]
+
+    @property
+    def order(self) -> list[int]:
+        """Ranks of this rank's host in the order of arrival."""
+        return self.first.order if self.first else []
 
     def spent(self, phase: str) -> int:
         """Nanoseconds in a phase."""
-        return sum(end - begin for name, begin, end in self.phases if name == phase)
+        return sum(one.end - one.begin for one in self.phases if one.name == phase)
 
 
 @dataclass
 class Recording:
-    """The timeline of one rank. `zero`: origin of all times, in ns since 1970."""
+    """The timeline of one rank.
+
+    Attributes
+    ----------
+    zero : int
+        Origin of all times, in nanoseconds since 1970.
+    awake : list of (str, int, int)
+        Name of a thread, and from when to when it was awake.
+    dropped : list of (int, int)
+        When operations were left out, since the file could not be written fast enough, and how many.
+    """
 
     path: str
     rank: int
@@ -69,8 +87,9 @@ class Recording:
     job: str
     version: str
     zero: int
-    events: list[dict[str, Any]]
-    calls: list[Call]
+    calls: list[Call] = field(default_factory=list)
+    awake: list[tuple[str, int, int]] = field(default_factory=list)
+    dropped: list[tuple[int, int]] = field(default_factory=list)
 
     def host_of(self, rank: int) -> list[int]:
         """The ranks on a rank's host."""
@@ -83,7 +102,7 @@ def read(path: str) -> Recording:
     Raises
     ------
     TimelineError
-        The file cannot be read, is empty, or is not a timeline of mykv.
+        The file cannot be read, or is not a timeline.
     """
     try:
         with open(path, "rb") as file:
@@ -97,43 +116,34 @@ def parse(data: bytes, path: str) -> Recording:
     """Like `read`, for the content `data` of a file; errors call the file `path`."""
     if not data.strip():
         raise TimelineError(f"{path} is empty. Only start_timeline() writes a timeline; this file has none.")
+    line = data.partition(b"\n")[0]
     try:
-        content = json.loads(data.decode())  # decoded here, since json would guess the encoding of bytes
-    except (ValueError, RecursionError) as error:  # includes UnicodeDecodeError
-        raise TimelineError(f"{path} is not a timeline: it is not JSON ({error}).") from None
-    try:
-        return _recording(path, content)
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        about = json.loads(line.decode())  # decoded here, since json would guess the encoding of bytes
+        if "traceEvents" in about:
+            raise TimelineError(f"{path} is a trace for viewers. Give the files that start_timeline() has written.")
+        recording = _recording(path, about)
+        _add_records(recording, data, len(line) + 1, _number(about["zero_ns"]))
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError, struct.error) as error:
         raise TimelineError(
             f"{path} is not a timeline of mykv ({type(error).__name__}: {error}). Give files that start_timeline() or "
             "MYKV_TIMELINE has written."
         ) from None
+    return recording
 
 
-def _recording(path: str, content: Any) -> Recording:
-    about = content["otherData"]
-    events = content["traceEvents"]
-    if not isinstance(about["mykv"], str) or not isinstance(events, list):
-        raise TypeError("the version or the events have a wrong type")
-    if "ranks" in about:
-        raise TimelineError(f"{path} is a joined trace of several ranks. Give the files of the ranks themselves.")
+def _recording(path: str, about: dict[str, Any]) -> Recording:
+    if not isinstance(about["mykv"], str):
+        raise TypeError("the version has a wrong type")
     return Recording(
         path=path,
-        rank=int(about["rank"]),
-        size=int(about["size"]),
+        rank=_number(about["rank"]),
+        size=_number(about["size"]),
         host=str(about["host"]),
-        host_ranks=[[int(rank) for rank in ranks] for ranks in about["host_ranks"]],
-        job=str(about.get("job", "")),
+        host_ranks=[[_number(rank) for rank in ranks] for ranks in about["host_ranks"]],
+        job=str(about["job"]),
         version=about["mykv"],
-        zero=_number(about["unix_time_at_zero_us"]) * 1000,
-        events=events,
-        calls=_calls(events),
+        zero=_number(about["unix_time_at_zero_ns"]),
     )
-
-
-def nanoseconds(microseconds: Any) -> int:
-    """An event's time in nanoseconds, from the microseconds with three decimals in JSON."""
-    return _number(round(microseconds * 1000))
 
 
 def _number(value: Any) -> int:
@@ -143,57 +153,68 @@ def _number(value: Any) -> int:
     return number
 
 
-def _arrivals(about: dict[str, Any], ranks: str, late: str) -> tuple[list[int], list[float]]:
-    """The ranks in the order of arrival, and each rank's milliseconds after the first rank."""
-    order = [_number(rank) for rank in about.get(ranks, [])]
-    times = [nanoseconds(milliseconds * 1000) / 1e6 for milliseconds in about.get(late, [])]
-    if len(order) != len(times):
-        raise ValueError(f"{ranks} and {late} have different lengths")
-    return order, times
+def _add_records(recording: Recording, data: bytes, at: int, zero: int) -> None:
+    """Add the records from offset `at` on. A file may end within a record, if the disk was full or the rank killed."""
+    while at + _HEAD.size <= len(data):
+        kind, size = _HEAD.unpack_from(data, at)
+        if size < _HEAD.size or kind not in (_REQUEST, _AWAKE, _DROPPED):
+            raise ValueError(f"no record begins at byte {at}")
+        if at + size > len(data):
+            return
+        record = data[at + _HEAD.size : at + size]
+        if kind == _REQUEST:
+            recording.calls.append(_call(record, zero))
+        elif kind == _AWAKE:
+            begin, end = _AWAKE_FIELDS.unpack_from(record)
+            thread = record[_AWAKE_FIELDS.size :].decode()
+            recording.awake.append((thread, max(begin - zero, 0), max(end - zero, 0)))
+        else:
+            time, count = _DROPPED_FIELDS.unpack(record)
+            recording.dropped.append((time - zero, count))
+        at += size
 
 
-def _calls(events: list[dict[str, Any]]) -> list[Call]:
-    """The calls in the order of the file, each with its phases, which follow its bar in the same row."""
-    rows: dict[int, str] = {}
-    last: dict[int, Call] = {}  # the last call of each row
-    calls = []
-    for event in events:
-        if event["ph"] == "M" and event["name"] == "thread_name":
-            rows[event["tid"]] = event["args"]["name"]
-        if event["ph"] != "X":
-            nanoseconds(event.get("ts", 0))  # check the time now, since joined.py shifts all times
-            continue
-        begin = nanoseconds(event["ts"])
-        end = begin + nanoseconds(event["dur"])
-        about = event.get("args", {})
-        if "signature" in about:
-            last[event["tid"]] = call = _call(event["tid"], rows[event["tid"]], about, begin, end)
-            calls.append(call)
-        elif event["name"] in PHASES:
-            last[event["tid"]].phases.append((event["name"], begin, end))
-    return calls
-
-
-def _call(tid: int, row: str, about: dict[str, Any], begin: int, end: int) -> Call:
-    signature = str(about["signature"])
-    order, late = _arrivals(about, "order", "late_ms")
-    host_order, host_late = _arrivals(about, "host_order", "host_late_ms")
+def _call(record: bytes, zero: int) -> Call:
+    begin, end, size, turn, priority, planned, parts, arrivals, name_bytes, signature_bytes = (
+        _REQUEST_FIELDS.unpack_from(record)
+    )
+    first_arrival = _REQUEST_FIELDS.size + parts * _PART.size
+    text = first_arrival + arrivals * _ARRIVAL.size
+    if text + name_bytes + signature_bytes > len(record):
+        raise ValueError("an operation's record is too short")
+    arrived = list(_ARRIVAL.iter_unpack(record[first_arrival:text]))
+    found = [_part(part, arrived, zero) for part in _PART.iter_unpack(record[_REQUEST_FIELDS.size : first_arrival])]
+    signature = record[text + name_bytes : text + name_bytes + signature_bytes].decode()
     return Call(
-        name=str(about.get("operation", row)),
-        row=row,
-        turn=_number(about["turn"]),
+        name=record[text : text + name_bytes].decode(),
+        turn=turn,
         kind=_kind(signature),
         signature=signature,
-        size=_number(about["bytes"]),
-        begin=begin,
-        end=end,
-        tid=tid,
-        error=str(about.get("error", "")),
-        order=order,
-        late=late,
-        host_order=host_order,
-        host_late=host_late,
+        size=size,
+        begin=begin - zero,
+        end=end - zero,
+        priority=priority,
+        parts=planned,
+        error=record[text + name_bytes + signature_bytes :].decode(),
+        first=next((part for part in found if part.number == 0), None),
+        phases=phases(begin - zero, end - zero, found),
     )
+
+
+def _part(fields: tuple[int, ...], arrived: list[tuple[int, int]], zero: int) -> Part:
+    number, first, ranks, hosts, *times = fields
+    return Part(
+        number,
+        *_in_order(arrived[first : first + ranks]),
+        *_in_order(arrived[first + ranks : first + ranks + hosts]),
+        [(begin - zero, end - zero) if begin != 0 else None for begin, end in zip(times[::2], times[1::2])],
+    )
+
+
+def _in_order(arrived: list[tuple[int, int]]) -> tuple[list[int], list[float]]:
+    """Ranks in the order of arrival, and each rank's milliseconds after the first rank, from ranks and times."""
+    in_order = sorted(arrived, key=lambda arrival: arrival[1])
+    return [rank for rank, _ in in_order], [(time - in_order[0][1]) / 1e6 for _, time in in_order]
 
 
 def _kind(signature: str) -> str:

@@ -58,12 +58,14 @@ def latecomers(recordings: list[Recording], shifts: list[int]) -> tuple[list[Lat
 
 def _held(call: Call, one: Recording) -> tuple[int, int] | None:
     """Arrival times (ns) of the last but one and of the last rank or host at an operation; None if unknown."""
-    own, order, late = one.rank, call.order, call.late
-    if len(call.host_order) > 1:
-        own, order, late = one.host_of(one.rank)[0], call.host_order, call.host_late
+    if call.first is None:
+        return None
+    own, order, late = one.rank, call.first.order, call.first.late
+    if len(call.first.host_order) > 1:
+        own, order, late = one.host_of(one.rank)[0], call.first.host_order, call.first.host_late
     if len(order) < 2 or own not in order:
         return None
-    arrived = next((end for name, _, end in call.phases[:1] if name == "copy in"), call.begin)
+    arrived = next((phase.end for phase in call.phases[:1] if phase.name == "copy in"), call.begin)
     last = arrived + round((late[-1] - late[order.index(own)]) * 1e6)
     return last - round((late[-1] - late[-2]) * 1e6), last
 

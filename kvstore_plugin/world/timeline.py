@@ -27,17 +27,18 @@ _path: str | None = None  # path of this rank's timeline
 
 
 def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> None:
-    """Record the phases of every operation, in Chrome's trace format, for https://ui.perfetto.dev.
+    """Record the phases of every operation. ``python -m kvstore_plugin.timeline`` shows them.
 
     Rank 0 writes the file, so `file_path` must be writable only on rank 0; an existing file is replaced. On the other
     ranks the call only checks its arguments, so that all ranks may run the same program. If `file_path` contains
     ``{rank}``, each rank that calls this writes its own file, with its number in the name. The call is not collective
     and does not wait, and any time is allowed, even during training. Operations started earlier are left out.
 
-    ``python -m kvstore_plugin.timeline FILE ...`` converts the file, or the files of all ranks, to a page.
+    ``python -m kvstore_plugin.timeline FILE ...`` converts the file, or the files of all ranks, to a page, and with
+    ``--trace JSON`` to Chrome's trace format, for https://ui.perfetto.dev.
 
-    The file is complete after `stop_timeline`, `shutdown` or the end of the program. It is valid JSON at any
-    time; if the process is killed, the last 0.1 s may be missing.
+    The file is complete after `stop_timeline`, `shutdown` or the end of the program. It can be read at any time, also
+    while it is written; if the process is killed, the last 0.1 s may be missing.
 
     Parameters
     ----------
@@ -58,10 +59,10 @@ def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> N
 
     Examples
     --------
-    >>> mykv.start_timeline("timeline.json")
+    >>> mykv.start_timeline("timeline.mykv")
     >>> sums = mykv.allreduce(mx.np.ones(1000), name="sums")
     >>> sums.wait_to_read()
-    >>> mykv.stop_timeline()  # open the file in https://ui.perfetto.dev
+    >>> mykv.stop_timeline()  # then: python -m kvstore_plugin.timeline timeline.mykv
     """
     global _path
     core = process.core
@@ -78,6 +79,13 @@ def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> N
             raise RuntimeError(f"a timeline is recorded to {_path} already: call stop_timeline() first.")
         _start(core, path, bool(mark_cycles))
         _path = path
+    if path.endswith(".json"):
+        _log.warning(
+            "%s will not be JSON. To open it in https://ui.perfetto.dev, convert it at the end: "
+            "python -m kvstore_plugin.timeline %s --trace trace.json",
+            path,
+            path,
+        )
 
 
 def stop_timeline() -> None:
@@ -88,11 +96,11 @@ def stop_timeline() -> None:
     Raises
     ------
     OSError
-        The file could not be written to its end, for example because the disk is full. The file is valid JSON.
+        The file could not be written to its end, for example because the disk is full. The records in the file can be read.
 
     Examples
     --------
-    >>> mykv.start_timeline("timeline.json", mark_cycles=True)
+    >>> mykv.start_timeline("timeline.mykv", mark_cycles=True)
     >>> mykv.barrier()
     >>> mykv.stop_timeline()
     """
@@ -137,9 +145,7 @@ def _start(core: object, path: str, mark_cycles: bool) -> None:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(f"the timeline needs a regular file, but {path} is not a regular file.")
         os.ftruncate(fd, 0)
-        zero, unix_time = _clocks()
-        members = _members(core, unix_time)
-        failure = core.start_timeline(fd, core.rank(), mark_cycles, zero, members)
+        failure = core.start_timeline(fd, json.dumps(_about(core)), mark_cycles)
     finally:
         os.close(fd)
     if failure:
@@ -155,19 +161,19 @@ def _clocks() -> tuple[int, int]:
     for _ in range(5):
         before, unix_time, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
         pairs.append((after - before, before, unix_time))
-    _, zero, unix_time = min(pairs)
-    return zero, unix_time
+    return min(pairs)[1:]
 
 
-def _members(core: object, unix_time: int) -> str:
-    """Members of the file's outer object in addition to the events, as JSON without the brackets."""
-    about = {
+def _about(core: object) -> dict[str, object]:
+    """The file's first line, which kvstore_plugin/timeline/recording.py reads."""
+    zero, unix_time = _clocks()
+    return {
         "mykv": VERSION,
         "host": socket.gethostname(),
         "rank": core.rank(),
         "size": core.size(),
         "host_ranks": core.host_ranks(),
-        "unix_time_at_zero_us": unix_time // 1000,
+        "zero_ns": zero,
+        "unix_time_at_zero_ns": unix_time,
         "job": f"{process.job}-{process.recoveries}",
     }
-    return json.dumps({"displayTimeUnit": "ms", "otherData": about})[1:-1]

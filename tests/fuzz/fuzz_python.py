@@ -18,7 +18,7 @@ with atheris.instrument_imports(
 
     from kvstore_plugin.collectives import gradient_compression  # noqa: F401
     from kvstore_plugin.sharded_optimizer import safe_unpickler, state_file  # noqa: F401
-    from kvstore_plugin.timeline import joined, page, recording  # noqa: F401
+    from kvstore_plugin.timeline import joined, page, phases, recording, trace  # noqa: F401
     from kvstore_plugin.world import launch_checks, settings  # noqa: F401
 
     from mykvrun import hosts  # noqa: F401

@@ -18,7 +18,7 @@ import numpy as np
 from compiled import testing
 from kvstore_plugin.collectives import gradient_compression
 from kvstore_plugin.sharded_optimizer import state_file
-from kvstore_plugin.timeline import joined, page, recording
+from kvstore_plugin.timeline import joined, page, recording, trace
 from kvstore_plugin.world import launch_checks as launch
 from kvstore_plugin.world import settings
 
@@ -133,7 +133,7 @@ def timeline(data: bytes) -> None:
         with without_effects():
             one = recording.parse(data, "file")
         shifts = joined.clock_shifts([one])
-        json.dumps(joined.joined_trace([one], shifts))
+        json.dumps(trace.trace([one], shifts))
         page.page([one], shifts)
 
 

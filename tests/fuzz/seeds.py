@@ -15,6 +15,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fuzz import corpus
+from harness import recordings
 
 
 def news(kind: int, flags: int, *texts: str, number: int = 1) -> bytes:
@@ -56,17 +57,10 @@ def named(module: str, name: str, protocol: int) -> bytes:
 
 
 def timeline() -> bytes:
-    """The file of a rank with one operation."""
-    about = {"mykv": "1.2.3", "rank": 0, "size": 2, "host": "node1", "host_ranks": [[0, 1]], "job": "1"}
-    call = {"operation": "x", "signature": "allreduce float32 (3,)", "turn": 0, "bytes": 12}
-    waited = {"order": [1, 0], "late_ms": [0, 2.5], "host_order": [0], "host_late_ms": [0]}
-    bar = {"ph": "X", "pid": 0, "tid": 1}
-    events = [
-        {"ph": "M", "pid": 0, "tid": 1, "name": "thread_name", "args": {"name": "x"}},
-        {**bar, "name": "x", "ts": 1.5, "dur": 3.25, "args": {**call, **waited}},
-        {**bar, "name": "wait", "ts": 1.5, "dur": 2.0},
-    ]
-    return json.dumps({"otherData": {**about, "unix_time_at_zero_us": 10**15}, "traceEvents": events}).encode()
+    """The file of a rank with two operations."""
+    waits = recordings.operation("x", 1.5, 4.75, order=[1, 0], late=[0, 2.5], hosts=[(0, 0)], wait=2.0)
+    fails = recordings.operation("y", 5, 6, turn=1, error="lost")
+    return recordings.recording([waits, fails, recordings.awake("thread", 0, 7), recordings.dropped(7, 3)])
 
 
 def seeds() -> dict[str, list[bytes]]:
@@ -128,9 +122,10 @@ def seeds() -> dict[str, list[bytes]]:
         "timeline": [
             timeline(),
             b"[]",
-            b'{"otherData": {}, "traceEvents": []}',
-            timeline().replace(b'"dur": 3.25', b'"dur": 1' + b"0" * 400),
-            timeline().replace(b"[0, 2.5]", b"[0]"),
+            b'{"traceEvents": []}',
+            timeline()[:-5],
+            timeline().replace(b'"rank": 0', b'"rank": 1' + b"0" * 400),
+            recordings.recording([b"\1\0\0\0\xff\0\0\0" + b"\xff" * 247]),
         ],
     }
 

@@ -114,14 +114,14 @@ def test_options_of_horovodrun_ranks_before_lines_and_a_timeline(tmp_path, scrip
         "--fusion-threshold-mb",
         "32",
         "--timeline-filename",
-        str(tmp_path / "t.json"),
+        str(tmp_path / "t.mykv"),
     ]
     code, stdout, stderr = _run(tmp_path, *options, "--tag-output", sys.executable, script)
     assert code == 0, stderr
     if launcher.is_open_mpi():  # Hydra marks pieces of lines
         assert sorted(stdout.splitlines()) == ["[0] sum [2.0, 2.0]", "[1] sum [2.0, 2.0]"]
     assert "--fusion-threshold-mb: no effect" in stderr
-    assert '"size": 2' in (tmp_path / "t.json").read_text()
+    assert b'"size": 2' in (tmp_path / "t.mykv").read_bytes()
 
 
 def test_the_worker_that_failed_is_named_with_its_last_lines(tmp_path, script):
@@ -1043,7 +1043,7 @@ _WITH_A_MEANING = {
     "--hostfile FILE": "hosts",
     "--network-interfaces eth0,eth1": "interfaces",
     "--network-interface eth0": "interfaces",
-    "--timeline-filename t.json": "variables",
+    "--timeline-filename t.mykv": "variables",
     "--no-stall-check": "variables",
     "--stall-check-warning-time-seconds 5": "variables",
     "--stall-check-shutdown-time-seconds 5": "variables",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,7 @@ import pytest
 from harness import launcher
 from harness.marks import long
 from harness.support import IS_2, why_no_layers_in_bfloat16
+from kvstore_plugin.timeline.recording import read
 
 _ROOT = Path(__file__).parents[2]
 _DOCS = _ROOT / "docs"
@@ -307,5 +307,5 @@ def test_the_code_on_the_page_runs(mpirun, tmp_path, name):
     assert result.code == 0 and result.stdout.count("the end") == 2, result.text
     assert re.search(page.output, result.stdout), result.text
     if name == "timeline.md":
-        names = {event.get("name") for event in json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]}
+        names = {phase.name for call in read(str(tmp_path / "timeline.mykv")).calls for phase in call.phases}
         assert "reduce" in names, names

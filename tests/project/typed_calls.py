@@ -31,7 +31,7 @@ def processes() -> None:
     facts += [mykv.gloo_built(), mykv.gloo_enabled()]
     devices: list[Any] = mykv.default_devices()
     version: str = mykv.__version__
-    mykv.start_timeline("timeline.json", mark_cycles=True)
+    mykv.start_timeline("timeline.mykv", mark_cycles=True)
     mykv.stop_timeline()
     mykv.barrier()
     mykv.shutdown()

@@ -215,10 +215,7 @@ void operations_on_a_timeline(uint32_t seed) {
   std::thread recorder([&] {
     Random random(seed);
     while (!over.load()) {
-      TimelineOptions options;
-      options.mark_cycles = true;
-      options.zero = now_ns();
-      if (Timeline::instance().start(FileDescriptor(dup(file.get())), options) != 0) return;
+      if (Timeline::instance().start(FileDescriptor(dup(file.get())), "{}", true) != 0) return;
       usleep(static_cast<useconds_t>(2000 + below(random, 20000)));
       Timeline::instance().stop();
     }

@@ -1,4 +1,4 @@
-"""The timeline: what its file says of a run, and that it is in order whatever happens to run, file or disk."""
+"""The timeline: what its file says of a run, and that it can be read whatever happens to run, file or disk."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from harness.marks import long
 from harness.support import array, mx, numbers, total, value
+from kvstore_plugin.timeline.recording import read
+from kvstore_plugin.timeline.trace import trace
 from kvstore_plugin.world import process
 
 _PHASES = {"copy in", "wait", "reduce", "network", "spread", "copy out"}
@@ -24,11 +26,10 @@ _LATE = 0.2  # seconds
 
 
 class Trace:
-    """A timeline's file, read and checked: every bar is in a named row, and the bars of a row nest."""
+    """The trace of a timeline's file, checked: every bar is in a named row, and the bars of a row nest."""
 
     def __init__(self, path) -> None:
-        with open(path) as file:
-            self.content = json.load(file)
+        self.content = json.loads(json.dumps(trace([read(str(path))], [0])))
         self.rows: dict[str, list[dict]] = {}
         names = {}
         lanes: dict[int, list[dict]] = {}
@@ -74,7 +75,7 @@ def _push(store, rank: int, key, shape=(1000,)):
 def path(request, rank, tmp_path, gather):
     """A file of this rank; no timeline is on before the test and after it."""
     gather("nobody is at work")
-    yield str(tmp_path / f"timeline{rank}.json")
+    yield str(tmp_path / f"timeline{rank}.mykv")
     mykv.stop_timeline()
     gather("all have stopped")
 
@@ -90,15 +91,15 @@ def test_each_key_has_a_row_with_every_call(rank, size, path):
     mykv.stop_timeline()
     assert os.path.exists(path) == (rank == 0)
     if rank == 0:
-        trace = Trace(path)
+        shown = Trace(path)
         for key in ("small", 7):
-            assert [call["args"]["turn"] for call in trace.calls(key)] == [0, 1, 2]
-            assert {call["name"] for call in trace.calls(key)} == {"allreduce sum"}
-        (large,) = trace.calls("large")
+            assert [call["args"]["turn"] for call in shown.calls(key)] == [0, 1, 2]
+            assert {call["name"] for call in shown.calls(key)} == {"allreduce sum"}
+        (large,) = shown.calls("large")
         assert large["args"]["bytes"] == 2_400_000 and large["args"]["parts"] == 5
         copied = {"copy in", "copy out"} if size > 1 else set()  # a rank alone works on its arrays themselves
-        assert {"reduce"} | copied <= set(trace.phases("large"))
-        assert {"reduce"} <= set(trace.phases("small")) <= _PHASES
+        assert {"reduce"} | copied <= set(shown.phases("large"))
+        assert {"reduce"} <= set(shown.phases("small")) <= _PHASES
 
 
 @pytest.mark.ranks(3)
@@ -117,13 +118,13 @@ def test_who_came_late_and_by_how_much(rank, path, late, gather):
     value(pushed)
     mykv.stop_timeline()
     if rank == 0:
-        trace = Trace(path)
-        (call,) = trace.calls("late")
+        shown = Trace(path)
+        (call,) = shown.calls("late")
         assert sorted(call["args"]["order"]) == [0, 1, 2] and call["args"]["order"][-1] == late
         delays = call["args"]["late_ms"]
         assert delays[0] == 0 and delays == sorted(delays)
         assert delays[-1] - delays[-2] > _LATE * 1000 * 0.8
-        waits = [bar for bar in trace.row("late") if bar["name"] == "wait"]
+        waits = [bar for bar in shown.row("late") if bar["name"] == "wait"]
         if late == 0:  # nobody waits for others that are there
             assert sum(bar["dur"] for bar in waits) < delays[-1] * 1000 / 2
         else:
@@ -145,12 +146,12 @@ def test_several_hosts(rank, size, path, gather):
     assert (value(pushed) == total(size, (300, 1000))).all()
     mykv.stop_timeline()
     if rank == 0:
-        trace = Trace(path)
-        (call,) = trace.calls("x")
-        second = trace.content["otherData"]["host_ranks"][1][0]
+        shown = Trace(path)
+        (call,) = shown.calls("x")
+        second = shown.content["otherData"]["host_ranks"][1][0]
         assert call["args"]["host_order"] == [0, second]
         assert call["args"]["host_late_ms"][1] > _LATE * 1000 * 0.8
-        assert {"copy in", "wait", "reduce", "network", "spread", "copy out"} == set(trace.phases("x"))
+        assert {"copy in", "wait", "reduce", "network", "spread", "copy out"} == set(shown.phases("x"))
 
 
 @pytest.mark.ranks(2)
@@ -167,11 +168,11 @@ def test_trainers_have_a_row_for_each_bucket(rank, path):
     mx.nd.waitall()
     mykv.stop_timeline()
     if rank == 0:
-        trace = Trace(path)
+        shown = Trace(path)
         buckets = [
-            row for row, bars in trace.rows.items() if sum("in place" in str(bar.get("args")) for bar in bars) == 2
+            row for row, bars in shown.rows.items() if sum("in place" in str(bar.get("args")) for bar in bars) == 2
         ]
-        assert len(buckets) == 1, sorted(trace.rows)
+        assert len(buckets) == 1, sorted(shown.rows)
 
 
 @pytest.mark.ranks(2)
@@ -185,10 +186,10 @@ def test_calls_under_one_name_that_overlap_still_nest(rank, path):
         assert work.wait(20)
     mykv.stop_timeline()
     if rank == 0:
-        trace = Trace(path)
-        calls = [bar for bar in trace.rows["set/unnamed"] if bar["name"] not in _PHASES]
+        shown = Trace(path)
+        calls = [bar for bar in shown.rows["set/unnamed"] if bar["name"] not in _PHASES]
         assert {bar["args"]["operation"] for bar in calls} == {f"set/unnamed/{turn}" for turn in range(20)}
-        twice = [bar for bar in trace.rows["set/twice"] if bar["name"] not in _PHASES]
+        twice = [bar for bar in shown.rows["set/twice"] if bar["name"] not in _PHASES]
         assert sorted(bar["args"]["turn"] for bar in twice) == [0, 1, 2, 3, 4]
 
 
@@ -278,7 +279,7 @@ def test_names_may_hold_any_characters(rank, path):
 def test_a_second_start_says_that_one_is_on(rank, path, tmp_path):
     process.require()
     mykv.start_timeline(path)
-    other = str(tmp_path / "other.json")
+    other = str(tmp_path / "other.mykv")
     if rank == 0:  # the others have none
         with pytest.raises(RuntimeError, match="already.*stop_timeline"):
             mykv.start_timeline(other)
@@ -292,10 +293,24 @@ def test_a_second_start_says_that_one_is_on(rank, path, tmp_path):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize(("name", "warned"), [("t.json", True), ("t-{rank}.json", True), ("t.mykv", False)])
+def test_a_file_that_is_named_json_has_a_warning(rank, tmp_path, caplog, name, warned):
+    """Users of Horovod expect JSON under this name."""
+    process.require()
+    file = str(tmp_path / name)
+    with caplog.at_level("WARNING", logger="kvstore_plugin"):
+        mykv.start_timeline(file)
+    mykv.stop_timeline()
+    writes = rank == 0 or "{rank}" in name
+    command = f"python -m kvstore_plugin.timeline {file.replace('{rank}', str(rank))} --trace trace.json"
+    assert (command in caplog.text) == (warned and writes)
+
+
+@pytest.mark.ranks(2)
 def test_all_may_try_another_file_where_rank_0_cannot_write_the_first(rank, path, tmp_path):
     process.require()
     with pytest.raises(FileNotFoundError) if rank == 0 else contextlib.nullcontext():
-        mykv.start_timeline(str(tmp_path / "no folder" / "x.json"))
+        mykv.start_timeline(str(tmp_path / "no folder" / "x.mykv"))
     mykv.start_timeline(file_path=path)
     mykv.stop_timeline()
     if rank == 0:
@@ -308,7 +323,7 @@ def test_a_file_that_cannot_be_written_is_an_error_at_the_call(path, tmp_path):
     pipe = str(tmp_path / "pipe")
     os.mkfifo(pipe)
     for bad, kind in [
-        (str(tmp_path / "no folder" / "x.json"), FileNotFoundError),
+        (str(tmp_path / "no folder" / "x.mykv"), FileNotFoundError),
         (str(tmp_path), IsADirectoryError),
         ("/dev/full", OSError),
         (pipe, OSError),
@@ -371,8 +386,8 @@ def test_a_forked_child_leaves_it_alone(rank, path):
     value(_push(store, rank, "y"))
     mykv.stop_timeline()
     if rank == 0:
-        trace = Trace(path)
-        assert len(trace.calls("x")) == len(trace.calls("y")) == 1
+        shown = Trace(path)
+        assert len(shown.calls("x")) == len(shown.calls("y")) == 1
 
 
 _SCRIPT = """
@@ -406,20 +421,20 @@ _SCRIPT = """
     ],
 )
 def test_the_file_is_complete_at_the_end_of_the_program(mpirun, tmp_path, end, least):
-    path = tmp_path / "timeline.json"
+    path = tmp_path / "timeline.mykv"
     mpirun(2, _SCRIPT + "    " + end, str(path))
     assert len(Trace(path).calls("x")) >= least
 
 
 def test_the_file_of_a_killed_process_is_valid(mpirun, tmp_path):
-    path = tmp_path / "timeline.json"
+    path = tmp_path / "timeline.mykv"
     mpirun(2, _SCRIPT + "    time.sleep(1)\n    push(1)\n    os.kill(os.getpid(), signal.SIGKILL)", str(path))
     assert len(Trace(path).calls("x")) >= 20
 
 
 def test_a_full_disk_ends_it_with_a_valid_file_and_an_error_at_stop(mpirun, tmp_path):
     """Played by a limit of the size of files; the training goes on."""
-    path = tmp_path / "timeline.json"
+    path = tmp_path / "timeline.mykv"
     result = mpirun(
         2,
         _SCRIPT
@@ -483,7 +498,7 @@ def test_shutdown_does_not_wait_for_a_file_system_that_does_not_answer(mpirun, t
         os.remove(os.environ["DEAD_DISK"])
         time.sleep(0.5)
     """,
-        str(tmp_path / "timeline.json"),
+        str(tmp_path / "timeline.mykv"),
         env={"LD_PRELOAD": str(library), "DEAD_DISK": str(mark)},
     )
     assert result.code == 0 and "rank 1 " in result.stdout, result.text

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.recordings import awake, dropped, operation, recording
 from kvstore_plugin.timeline.__main__ import main
 
 _LATE = 0.3  # seconds
@@ -74,6 +75,9 @@ class TraceReader:
         assert begin >= 0 and length >= 0 and isinstance(event["name"], str)
         self.slices.setdefault((event["pid"], event["tid"]), []).append((begin, begin + length, event))
 
+    def _i(self, event) -> None:
+        assert event["s"] == "p" and event["ts"] >= 0
+
     def _s(self, event) -> None:
         assert event["id"] not in self.flows, "two flows have one id"
         self.flows[event["id"]] = [event]
@@ -118,9 +122,9 @@ def _table(page: str, heading: str) -> list[list[str]]:
 
 
 def test_files_of_all_ranks_become_one_trace_and_one_page(mpirun, tmp_path):
-    result = mpirun(3, _SCRIPT, str(tmp_path / "t-{rank}.json"), env={"MYKV_VIRTUAL_HOSTS": "2"})
+    result = mpirun(3, _SCRIPT, str(tmp_path / "t-{rank}.mykv"), env={"MYKV_VIRTUAL_HOSTS": "2"})
     assert result.code == 0, result.text
-    files = [tmp_path / f"t-{rank}.json" for rank in range(3)]
+    files = [tmp_path / f"t-{rank}.mykv" for rank in range(3)]
     page, trace = tmp_path / "page.html", tmp_path / "joined.json"
     done = _run(*files[::-1], "-o", page, "--trace", trace)
     assert done.returncode == 0 and done.stdout.split() == [str(trace), str(page)], done.stderr
@@ -164,48 +168,23 @@ def _check_in_browser(page, words) -> None:
     assert re.search(r'<canvas[^>]*style="height: \d+px', done.stdout), "the chart was not drawn"
 
 
-def _event(name, tid, begin, end, **args) -> dict:
-    return {
-        "ph": "X",
-        "pid": 0,
-        "tid": tid,
-        "ts": begin * 1000,
-        "dur": (end - begin) * 1000,
-        "name": name,
-        "args": args,
-    }
-
-
-def _call(tid, begin, end, turn, order=(), late=(), signature="allreduce sum of float32 (25,)", size=100) -> dict:
-    about = {"bytes": size, "turn": turn, "signature": signature, "order": list(order), "late_ms": list(late)}
-    return _event(signature.partition(" of ")[0], tid, begin, end, **about)
-
-
 _STEP = "a step with batch size 4, learning rate 0.1 (allreduce sum of float32 (25,) in place of 2 parameters)"
 
 
-def _write(path, rank=0, size=2, job="one", zero=1_000_000, rows=("a",), events=(), hosts=None) -> str:
-    about = {"mykv": "1.2.3", "host": f"h{rank}", "rank": rank, "size": size, "job": job, "unix_time_at_zero_us": zero}
-    about["host_ranks"] = hosts or [list(range(size))]
-    names = [{"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}}]
-    for tid, row in enumerate(rows, 1):
-        names.append({"ph": "M", "pid": rank, "tid": tid, "name": "thread_name", "args": {"name": row}})
-    moved = [{**event, "pid": rank} for event in events]
-    path.write_text(json.dumps({"displayTimeUnit": "ms", "otherData": about, "traceEvents": names + moved}))
+def _write(path, records=(), rank=0, **about) -> str:
+    path.write_bytes(recording(records, rank, **about))
     return str(path)
 
 
 def test_overlap_lateness_and_sizes_are_what_a_reader_would_count(tmp_path):
-    rows = ("trainer0/bucket1", "trainer0/bucket0")
-    events = []
+    records = []
     for step in range(2):  # bucket 1 is under way from 0 to 30, bucket 0 from 20 to 50: of 50 ms, 20 before the last
         at = step * 100
-        events += [
-            _call(1, at, at + 30, step, [0, 1], [0, 10], _STEP),
-            _event("wait", 1, at, at + 10),
-            _call(2, at + 20, at + 50, step, [1, 0], [0, 5], _STEP, size=1 << 20),
+        records += [
+            operation("trainer0/bucket1", at, at + 30, step, [0, 1], [0, 10], wait=10, signature=_STEP),
+            operation("trainer0/bucket0", at + 20, at + 50, step, [1, 0], [0, 5], signature=_STEP, size=1 << 20),
         ]
-    path = _write(tmp_path / "t.json", rows=rows, events=events)
+    path = _write(tmp_path / "t.mykv", records)
     page = tmp_path / "page.html"
     assert main([path, "-o", str(page)]) == 0
     text = page.read_text()
@@ -224,16 +203,16 @@ def test_overlap_lateness_and_sizes_are_what_a_reader_would_count(tmp_path):
 
 def test_an_operation_within_the_time_of_another_takes_nothing_from_the_overlap(tmp_path):
     """Of 50 ms, 20 come before the last gradients; the second operation is over before the first."""
-    events = [_call(1, 0, 50, 0, signature=_STEP), _call(2, 20, 30, 0, signature=_STEP)]
-    path = _write(tmp_path / "t.json", rows=("trainer0/bucket1", "trainer0/bucket0"), events=events)
+    within = [("trainer0/bucket1", 0, 50), ("trainer0/bucket0", 20, 30)]
+    path = _write(tmp_path / "t.mykv", [operation(*one, signature=_STEP) for one in within])
     assert main([path, "-o", str(tmp_path / "page.html")]) == 0
     (row,) = _table((tmp_path / "page.html").read_text(), "Overlap with backward")
     assert row == ["0", "trainer0", "1", "50.00", "40%", "30.00"]
 
 
 def test_operations_that_wait_at_the_same_time_are_counted_once(tmp_path):
-    events = [_call(tid, 0, 20, 0, [0, 1], [0, 20]) for tid in (1, 2, 3)]
-    assert main([_write(tmp_path / "t.json", rows="abc", events=events), "-o", str(tmp_path / "page.html")]) == 0
+    records = [operation(name, 0, 20, 0, [0, 1], [0, 20]) for name in "abc"]
+    assert main([_write(tmp_path / "t.mykv", records), "-o", str(tmp_path / "page.html")]) == 0
     (row,) = _table((tmp_path / "page.html").read_text(), "Who came last")
     assert row[:4] == ["1", "3", "100%", "20.00"]
 
@@ -244,9 +223,9 @@ def test_clocks_that_contradict_an_operation_are_corrected(tmp_path, offset, cor
     files = []
     for rank in range(2):
         later = 5 * rank
-        zero = 1_000_000 + 1000 * (rank * offset + later)
-        events = [_call(1, 10 - later, 12 - later, 0), _call(1, 20 - later, 22 - later, 1)]
-        files.append(_write(tmp_path / f"{rank}.json", rank, zero=zero, events=events, hosts=[[0], [1]]))
+        zero = 1000 + rank * offset + later
+        records = [operation("a", 10 * turn - later, 10 * turn + 2 - later, turn) for turn in (1, 2)]
+        files.append(_write(tmp_path / f"{rank}.mykv", records, rank, zero=zero, hosts=[[0], [1]]))
     page, trace = tmp_path / "page.html", tmp_path / "joined.json"
     assert main([*files, "-o", str(page), "--trace", str(trace)]) == 0
     reader = TraceReader(trace)
@@ -258,15 +237,36 @@ def test_clocks_that_contradict_an_operation_are_corrected(tmp_path, offset, cor
 
 @pytest.mark.parametrize(("ranks", "title"), [(8, "0, 1, 2, 3, 4, 5, 6, 7"), (9, "0 to 8")])
 def test_the_title_names_up_to_eight_ranks(tmp_path, ranks, title):
-    files = [_write(tmp_path / f"{rank}.json", rank, size=ranks) for rank in range(ranks)]
+    files = [_write(tmp_path / f"{rank}.mykv", rank=rank, size=ranks) for rank in range(ranks)]
     page = tmp_path / "page.html"
     assert main([*files, "-o", str(page)]) == 0
     assert f"<title>Timeline of ranks {title}</title>" in page.read_text()
 
 
+def test_a_file_that_ends_within_a_record_is_shown_without_it(tmp_path):
+    """As a killed process or a full disk leaves it."""
+    records = [operation("a", 0, 1), operation("b", 1, 2), awake("runtime thread", 0, 3)]
+    whole = recording(records)
+    trace = tmp_path / "trace.json"
+    for cut in range(len(recording(records[:1])), len(whole) + 1):
+        (tmp_path / "t.mykv").write_bytes(whole[:cut])
+        assert main([str(tmp_path / "t.mykv"), "-o", str(tmp_path / "page.html"), "--trace", str(trace)]) == 0
+        second = cut >= len(recording(records[:2]))
+        assert [call["args"]["bytes"] for call in TraceReader(trace).calls(0)] == [100] * (1 + second)
+
+
+def test_operations_that_were_left_out_are_counted(tmp_path):
+    path = _write(tmp_path / "t.mykv", [operation("a", 0, 1), dropped(2, 7), dropped(3, 5)])
+    page, trace = tmp_path / "page.html", tmp_path / "trace.json"
+    assert main([path, "-o", str(page), "--trace", str(trace)]) == 0
+    assert "could not be written fast enough: 12." in page.read_text()
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "i"]
+    assert [(event["ts"], event["args"]["operations"]) for event in events] == [(2000, 7), (3000, 5)]
+
+
 def test_any_name_is_shown_as_it_is(tmp_path):
     name = "</script><b>@@DATA@@ 中"
-    path = _write(tmp_path / "t.json", rows=[name], events=[_call(1, 0, 1, 0, [0, 1], [0, 1])])
+    path = _write(tmp_path / "t.mykv", [operation(name, 0, 1, 0, [0, 1], [0, 1])])
     assert main([path, "-o", str(tmp_path / "page.html")]) == 0
     text = (tmp_path / "page.html").read_text()
     data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
@@ -275,7 +275,7 @@ def test_any_name_is_shown_as_it_is(tmp_path):
 
 
 def test_a_timeline_without_operations_makes_a_page(tmp_path):
-    path = _write(tmp_path / "t.json", rows=["runtime thread"], events=[_event("awake", 1, 0, 1)])
+    path = _write(tmp_path / "t.mykv", [awake("runtime thread", 0, 1)])
     assert main([path, "-o", str(tmp_path / "page.html")]) == 0
     assert "No operation was recorded." in (tmp_path / "page.html").read_text()
 
@@ -283,7 +283,7 @@ def test_a_timeline_without_operations_makes_a_page(tmp_path):
 def test_the_folder_alone_makes_a_page_without_mxnet(tmp_path):
     """docs/timeline.md: on a machine that has neither MXNet nor mykv."""
     shutil.copytree(Path(sys.modules[main.__module__].__file__).parent, tmp_path / "timeline")
-    path = _write(tmp_path / "t.json", events=[_call(1, 0, 1, 0)])
+    path = _write(tmp_path / "t.mykv", [operation("a", 0, 1)])
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-S", "-m", "timeline", path]
     done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True, timeout=60)
@@ -292,18 +292,21 @@ def test_the_folder_alone_makes_a_page_without_mxnet(tmp_path):
 
 
 def _files(tmp_path) -> dict[str, str]:
-    joined = {"otherData": {"mykv": "1.2.3", "ranks": [0, 1]}, "traceEvents": []}
-    files = {"empty": "", "text": "no JSON", "list": "[]", "profile": '{"traceEvents": []}', "joined": joined}
-    files["cut"] = '{"traceEvents": ['
-    files["row"] = {**json.loads(Path(_write(tmp_path / "x")).read_text()), "traceEvents": [_call(3, 0, 1, 0)]}
+    whole = recording([operation("a", 0, 1)])
+    traces = {"otherData": {"mykv": "1.2.3"}, "traceEvents": []}
+    files = {"empty": b"", "text": b"no JSON", "list": b"[]", "profile": b'{"traceEvents": []}'}
+    files["joined"] = json.dumps(traces).encode()
+    files["another"] = b'{"zero_ns": 0}\n'
+    files["noise"] = recording([b"\0" * 20])
+    files["kind"] = recording([b"\x09\0\0\0\x08\0\0\0"])
+    files["short"] = recording([operation("a", 0, 1)[:4] + b"\x48\0\0\0" + b"\xff" * 64])
     paths = {"folder": str(tmp_path), "missing": str(tmp_path / "missing")}
-    for name, content in files.items():
-        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    for name, content in {**files, "good": whole}.items():
+        (tmp_path / name).write_bytes(content)
         paths[name] = str(tmp_path / name)
-    paths["good"] = _write(tmp_path / "good", events=[_call(1, 0, 1, 0)])
     paths["same rank"] = _write(tmp_path / "same")
-    paths["other job"] = _write(tmp_path / "job", 1, job="other")
-    paths["other size"] = _write(tmp_path / "size", 1, size=3)
+    paths["other job"] = _write(tmp_path / "job", rank=1, job="other")
+    paths["other size"] = _write(tmp_path / "size", rank=1, size=3)
     return paths
 
 
@@ -313,12 +316,14 @@ def test_wrong_files_are_named_in_a_sentence(tmp_path, capsys):
         (["missing"], "missing cannot be read: No such file"),
         (["folder"], "cannot be read: Is a directory"),
         (["empty"], "empty is empty"),
-        (["text"], "text is not a timeline: it is not JSON"),
-        (["cut"], "cut is not a timeline: it is not JSON"),
+        (["text"], "text is not a timeline of mykv"),
         (["list"], "list is not a timeline of mykv"),
-        (["profile"], "profile is not a timeline of mykv"),
-        (["row"], "row is not a timeline of mykv"),
-        (["joined"], "joined is a joined trace"),
+        (["another"], "another is not a timeline of mykv"),
+        (["noise"], "noise is not a timeline of mykv .*no record begins at byte"),
+        (["kind"], "kind is not a timeline of mykv .*no record begins at byte"),
+        (["short"], "short is not a timeline of mykv .*record is too short"),
+        (["profile"], "profile is a trace for viewers"),
+        (["joined"], "joined is a trace for viewers"),
         (["good", "same rank"], "are both of rank 0"),
         (["good", "other job"], r"are of different jobs \(one, 2 ranks, 1 hosts and other"),
         (["good", "other size"], "are of different jobs"),
@@ -341,12 +346,12 @@ def test_what_it_reads_is_not_overwritten_and_a_page_that_cannot_be_written_is_n
         (["-o", str(tmp_path / "p"), "--trace", str(tmp_path / "p")], "Give two names"),
         (["-o", str(tmp_path / "none" / "p")], "cannot be written: No such file"),
     ]:
-        before = Path(good).read_text()
+        before = Path(good).read_bytes()
         assert main([good, *options]) == 2
         assert expected in capsys.readouterr().err
-        assert Path(good).read_text() == before
+        assert Path(good).read_bytes() == before
 
 
 def test_the_help_has_examples():
     done = _run("--help")
-    assert done.returncode == 0 and "timeline-{rank}.json" in done.stdout and "--trace" in done.stdout
+    assert done.returncode == 0 and "timeline-{rank}.mykv" in done.stdout and "--trace" in done.stdout
