@@ -87,7 +87,7 @@ class DenseReducer(PlannedReducer):
             self.meet_loaded()
         operations = self._operations
         if ignore_stale:
-            operations, members = self._share_freshness(clear=True)
+            operations, members = self.share_freshness(clear=True)
             keys = {member.key for member in members}
         if compares is Comparing.UPDATE:
             self._sums.begin()
@@ -126,13 +126,6 @@ class DenseReducer(PlannedReducer):
 
         self._ask(compare)
         load_tracking.forget(self._parameters)
-
-    def compress(self, compression: str) -> None:
-        """Use this dtype or compressor for gradients between hosts, beginning with the next step."""
-        if compression != self._reduction.compression:
-            self._reduction = self._reduction._replace(compression=compression)
-            # All ranks compare their operations again in the next step.
-            self._seen = [()] * len(self._parameters)  # sentinel: no list of gradient arrays
 
     def _push_all(self, operations: Sequence[Operation], label: str) -> None:
         # By these marks of operations the core counts steps, and measures the time of sums and updates. "some" marks
@@ -261,18 +254,6 @@ class DenseReducer(PlannedReducer):
         if self._compares is Comparing.NOTHING:
             self._compares = Comparing.STEP  # if this rank refuses the next step, it refuses a comparison too
 
-    def _arrays_to_compare(self) -> tuple[list[NDArray], int]:
-        gradients = [gradient for parameter in self._parameters for gradient in parameter._grad or ()]
-        return gradients, self._operations[0].members[0].priority
-
-    def _has_gradients(self) -> bool:
-        return bool(self._operations)
-
-    def has_begun(self) -> bool:
-        return bool(self._operations)  # in the first step all ranks wait for each other before any push
-
-    _has_met = has_begun
-
     def refuse(self, reason: str) -> None:
         self.leave_out_comparison(reason)
         self.redefer(reason)
@@ -280,10 +261,7 @@ class DenseReducer(PlannedReducer):
         self.turns += 1
         self.refuse_operations(reason)
 
-    def share_freshness(self) -> None:
-        self._share_freshness(clear=False)
-
-    def _share_freshness(self, clear: bool) -> tuple[list[Operation], list[BucketMember]]:
+    def share_freshness(self, clear: bool = False) -> tuple[list[Operation], list[BucketMember]]:
         """The members that are fresh on some worker, and their operations.
 
         `clear`: a step follows with these operations, and the members' stale gradients here are set to zero.
@@ -297,23 +275,13 @@ class DenseReducer(PlannedReducer):
             _, fresh = self._ask(lambda exchange_name: agreement.extremes(self._process_set, exchange_name, flags))
         finally:
             self._refuse_next = None
-        chosen, used = self._with_fresh(fresh)
+        chosen, used = _with_fresh(self._operations, fresh)
         for member in used:
             for weight, gradient in zip(member.parameter._data, member.parameter._grad):
                 if not weight._fresh_grad:
                     if clear:
                         fill_with_zeros(gradient)
                     weight._fresh_grad = True
-        return chosen, used
-
-    def _with_fresh(self, fresh: Sequence[bool]) -> tuple[list[Operation], list[BucketMember]]:
-        """The operations with fresh gradients, and their fresh members. `fresh`: a flag for each member."""
-        flags, chosen, used = iter(fresh), [], []
-        for operation in self._operations:
-            of_operation = [member for member in operation.members if next(flags)]
-            if of_operation:
-                chosen.append(operation)
-            used += of_operation
         return chosen, used
 
     def _ask(self, exchange: Callable[[str], Any]) -> Any:
@@ -351,7 +319,7 @@ class DenseReducer(PlannedReducer):
         if met is None and freshness is not None:
             met = freshness.met
         if met is not None:
-            operations = self._with_fresh(met.max(axis=0))[0]
+            operations = _with_fresh(self._operations, met.max(axis=0))[0]
         if not self._operations:
             self._process_set._core.refuse(self._exchange_name, reason)
         for operation in operations:
@@ -390,6 +358,17 @@ class _FirstTurn(Turn):
 
     def _after_failed_meeting(self, reason: str) -> None:
         self._reducer.refuse_after_failed_exchange(reason)
+
+
+def _with_fresh(operations: Sequence[Operation], fresh: Sequence[bool]) -> tuple[list[Operation], list[BucketMember]]:
+    """The operations with fresh gradients, and their fresh members. `fresh`: a flag for each member."""
+    flags, chosen, used = iter(fresh), [], []
+    for operation in operations:
+        of_operation = [member for member in operation.members if next(flags)]
+        if of_operation:
+            chosen.append(operation)
+        used += of_operation
+    return chosen, used
 
 
 def _counted(operations: Sequence[Operation], only_fresh: bool) -> list[Parameter]:

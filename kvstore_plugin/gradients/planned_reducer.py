@@ -107,6 +107,13 @@ class PlannedReducer(SharedReducer):
         for member, item in zip(self._members, self._named):
             member.priority = -item.position
 
+    def compress(self, compression: str) -> None:
+        """Use this dtype or compressor for gradients between hosts, beginning with the next step."""
+        if compression != self._reduction.compression:
+            self._reduction = self._reduction._replace(compression=compression)
+            # All ranks compare their operations again in the next step.
+            self._seen = [()] * len(self._parameters)  # sentinel: no list of gradient arrays
+
     def own_gradients(self) -> None:
         """Move the gradients into shared memory, now or when they are initialized."""
         # In the order of the network, in which parameters are initialized, so that all ranks have the same layout.
@@ -214,6 +221,18 @@ class PlannedReducer(SharedReducer):
 
     def _names(self) -> list[str]:
         return [operation.name for operation in self._operations] or [self._exchange_name]
+
+    def _arrays_to_compare(self) -> tuple[list[NDArray], int]:
+        gradients = [gradient for parameter in self._parameters for gradient in parameter._grad or ()]
+        return gradients, self._operations[0].members[0].priority
+
+    def _has_gradients(self) -> bool:
+        return bool(self._operations)
+
+    def has_begun(self) -> bool:
+        return bool(self._operations)  # in the first step all ranks wait for each other before any push
+
+    _has_met = has_begun
 
     def __getstate__(self) -> dict:
         return {

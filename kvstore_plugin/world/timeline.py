@@ -96,7 +96,7 @@ def stop_timeline() -> None:
     Raises
     ------
     OSError
-        The file could not be written to its end, for example because the disk is full. The records in the file can be read.
+        The file could not be written to its end, for example because the disk is full. Its records can be read.
 
     Examples
     --------
