@@ -25,7 +25,7 @@ from .bucket_memory import GradientMemory
 from .bucket_plan import BucketMember, Operation
 from .fence import Fence, SumsCheck
 from .planned_reducer import PlannedReducer
-from .reducer import Comparing, Task
+from .reducer import Comparing, RefuseNext, Task
 from .squares import Piece, Squares, share_of
 
 _data_of = operator.attrgetter("_data")
@@ -52,10 +52,6 @@ class DenseReducer(PlannedReducer):
         self._to_update: list[tuple[Operation, set[int] | None]] = []
         self._sums = SumsCheck(task.scope)
         self._compares = Comparing.NOTHING  # the argument of the last allreduce()
-        # After the exchange of freshness, until operations are pushed: its result decides which ones all ranks start.
-        self._freshness: Turn | None = None
-        # How to refuse what follows the current exchange, given a reason and its result; None: the step's operations.
-        self._refuse_next: Callable[[str, np.ndarray], None] | None = None
         self._fence = Fence(self._parameters, task.scope)  # for update(), whose compare() involves all arrays
         self._equal_batches: equal_batches.EqualBatches | None = None  # the check of the first steps; None afterwards
         living.add(self)
@@ -76,7 +72,7 @@ class DenseReducer(PlannedReducer):
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
         if late_refusals:  # of an exchange that a signal handler has interrupted in an earlier step
             settle_refusals(self._names()[0])
-        self.is_begun, self._freshness = False, None
+        self.is_begun, self.is_begun_in_part, self._pending = False, False, None
         self._compares = compares
         self._when_updated.clear()
         if self._moved():
@@ -149,9 +145,12 @@ class DenseReducer(PlannedReducer):
                 for number, operation in enumerate(operations):
                     mark("last" if number == last else "some")
                     operation.hooked.end()
-            self.turns, self.is_begun, self._freshness = turns, True, None
+            self.turns, self.is_begun, self._pending = turns, True, None
         except BaseException as error:  # including those of signal handlers
-            self.turns, self.is_begun, self._freshness = turns, len(begun) == len(operations), None
+            self.turns, self.is_begun, self._pending = turns, len(begun) == len(operations), None
+            # With a hook no rank uses a gradient; with an optimizer on the store, owners send the weights again.
+            is_alone = not is_hooked and self._reduction.store_optimizer is None
+            self.is_begun_in_part = is_alone and bool(begun) and not self.is_begun
             self._refuse_unpushed(operations, len(begun), error)
             raise
         finally:
@@ -257,7 +256,7 @@ class DenseReducer(PlannedReducer):
     def refuse(self, reason: str) -> None:
         self.leave_out_comparison(reason)
         self.redefer(reason)
-        self.is_begun = False
+        self.is_begun = self.is_begun_in_part = False
         self.turns += 1
         self.refuse_operations(reason)
 
@@ -270,11 +269,10 @@ class DenseReducer(PlannedReducer):
         if not active:
             return [], []
         flags = [trainer_state.is_fresh(member.parameter) for member in active]
-        self._refuse_next = self.refuse_operations if clear else _refuse_nothing
-        try:
-            _, fresh = self._ask(lambda exchange_name: agreement.extremes(self._process_set, exchange_name, flags))
-        finally:
-            self._refuse_next = None
+        _, fresh = self._ask(
+            lambda exchange_name: agreement.extremes(self._process_set, exchange_name, flags),
+            self.refuse_operations if clear else _refuse_nothing,
+        )
         chosen, used = _with_fresh(self._operations, fresh)
         for member in used:
             for weight, gradient in zip(member.parameter._data, member.parameter._grad):
@@ -284,23 +282,23 @@ class DenseReducer(PlannedReducer):
                     weight._fresh_grad = True
         return chosen, used
 
-    def _ask(self, exchange: Callable[[str], Any]) -> Any:
+    def _ask(self, exchange: Callable[[str], Any], refuse_next: RefuseNext | None = None) -> Any:
         turns = self.turns
         try:
-            return super()._ask(exchange)
+            return super()._ask(exchange, refuse_next)
         except BaseException as error:
             sentence = f"The ranks do not take the same step of {self._scope}: {errors.reason_of(error)}"
             if self.turns != turns:
-                self._freshness = None
-                if self._exchange_has_failed and self._refuse_next is not _refuse_nothing:
+                self._pending = None
+                if self._exchange_has_failed and refuse_next is not _refuse_nothing:
                     self.refuse_after_failed_exchange(sentence)
             if isinstance(error, MXNetError) or type(error) is RuntimeError:
                 raise MXNetError(sentence) from None  # the message contains its text
             raise
 
-    def _first_turn(self, name: str) -> Turn:
-        turn = _FirstTurn(self, self._refuse_next, self._process_set, name, f"a step of {self._scope}")
-        self._freshness = turn if self._refuse_next == self.refuse_operations else None
+    def _first_turn(self, name: str, refuse_next: RefuseNext | None) -> Turn:
+        turn = _FirstTurn(self, refuse_next, self._process_set, name, f"a step of {self._scope}")
+        self._pending = (turn, refuse_next) if refuse_next not in (None, _refuse_nothing) else None
         return turn
 
     def refuse_after_failed_exchange(self, reason: str) -> None:
@@ -315,9 +313,12 @@ class DenseReducer(PlannedReducer):
 
         `met`: the freshness of the gradients on all ranks, if it decides about the operations.
         """
-        operations, freshness, self._freshness = self._operations, self._freshness, None
-        if met is None and freshness is not None:
-            met = freshness.met
+        pending, self._pending = self._pending, None
+        if met is None and pending is not None and pending[0].met is not None:  # the exchange has begun
+            turn, refuse_next = pending
+            refuse_next(reason, turn.met)
+            return
+        operations = self._operations
         if met is not None:
             operations = _with_fresh(self._operations, met.max(axis=0))[0]
         if not self._operations:
@@ -331,8 +332,6 @@ class DenseReducer(PlannedReducer):
             **super().__getstate__(),
             "_to_update": [],
             "_equal_batches": None,
-            "_freshness": None,
-            "_refuse_next": None,
         }
 
 
@@ -345,7 +344,7 @@ class _FirstTurn(Turn):
 
     __slots__ = ("_reducer", "_refuse_next")
 
-    def __init__(self, reducer: DenseReducer, refuse_next: Callable | None, *given: Any) -> None:
+    def __init__(self, reducer: DenseReducer, refuse_next: RefuseNext | None, *given: Any) -> None:
         super().__init__(*given)
         self._reducer = reducer
         self._refuse_next = refuse_next

@@ -12,6 +12,7 @@ bucket_plan.py divides gradients into operations, and bucket_memory.py puts grad
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 from typing import Any, Callable, Sequence
 
@@ -20,7 +21,7 @@ import numpy as np
 from ..compat import arrays
 from ..compat.mxnet import NDArray
 from ..coordination import agreement
-from ..coordination.operation import exchange
+from ..coordination.operation import Turn, exchange
 from ..parameters import placement
 from ..parameters.naming import described_within
 from ..world import process
@@ -31,7 +32,7 @@ from .bucket_plan import BucketMember, Operation
 from .bucket_sizes import number_groups
 from .communication_hook import HookedOperation
 from .fence import Fence
-from .reducer import SharedReducer, Task
+from .reducer import RefuseNext, SharedReducer, Task
 
 _log = logging.getLogger("kvstore_plugin")
 
@@ -64,6 +65,8 @@ class PlannedReducer(SharedReducer):
         ]
         self._memory = memory or GradientMemory(self._process_set, task.reduction.bucket_bytes)
         self._operations: list[Operation] = []  # the last agreed plan; empty before the first step
+        # The turn after the last exchange, and how to refuse it, until this rank does what the exchange has decided.
+        self._pending: tuple[Turn, RefuseNext] | None = None
         self._fences: list[Fence] = []  # a fence for each operation, if there are other ranks
         self._copies_all = False  # whether all gradients are copied, since the ranks' plans differ
         self._seen: list[Any] = []  # the parameters' gradient arrays at the last check
@@ -156,34 +159,63 @@ class PlannedReducer(SharedReducer):
         for member in active:
             arrays.as_list(member.parameter._grad, f"gradient of {member.label}")
         placement.check_devices((member.label, member.parameter) for member in active)
+        what = f"parameters with gradients of {self._scope}"
+        self._ask(lambda exchange_name: _check_members(self._process_set, exchange_name, active, what, _HAS_CHANGED))
         store_optimizer = self._reduction.store_optimizer
         new = [] if store_optimizer is None else store_optimizer.assign(_weights(active))
-        operations = bucket_plan.planned(self._scope, self._reduction, self._memory, active)
+        plan = bucket_plan.planned(self._scope, self._reduction, self._memory, active)
+        knew_copies = self._copies_all
         try:
             # Even if the plan is unchanged: another rank's may have changed.
-            now_copies = self._agree(active, operations)
+            plans_differ, shapes_differ = self._compare_plans(active, plan)
         except Exception:
-            if new:
-                store_optimizer.release(new)  # the other ranks have assigned no owners to these keys
+            if new and self._exchange_has_failed:
+                store_optimizer.release(new)  # the other ranks have released them too
             raise
+        self._take_plan(active, plan, plans_differ)
+        # No warning if the shapes differ: then the layouts differ too, and an error names the parameter.
+        if plans_differ and not knew_copies and not shapes_differ and self._process_set.rank() == 0:
+            self._warn_of_copies()
+
+    def _compare_plans(self, active: Sequence[BucketMember], plan: Sequence[Operation]) -> tuple[bool, bool]:
+        """Whether the ranks' plans differ, and whether the shapes of their gradients differ."""
+        own = [agreement.digest([str(operation) for operation in plan]), agreement.digest(_shapes(active))]
+        label = f"a step with gradients on devices: {len(active[0].parameter._grad) if active else 0}"
+        least, most = self._ask(
+            lambda exchange_name: agreement.extremes(self._process_set, exchange_name, own, label),
+            functools.partial(self._refuse_new_plan, active, plan),
+        )
+        plans_differ, shapes_differ = (least != most).tolist()
+        return plans_differ, shapes_differ
+
+    def _take_plan(self, active: Sequence[BucketMember], plan: Sequence[Operation], plans_differ: bool) -> None:
+        """Set the operations of the next steps after the ranks have compared their plans."""
+        operations = plan
         # The compressor may need an operation for each gradient, although buckets hold several.
         is_alone = self._reduction.counts_elements and any(member.group is None for member in self._members)
-        if self._copies_all or is_alone:
+        if plans_differ or is_alone:
             operations = bucket_plan.copied(self._scope, self._reduction, active)
+        self._hook_counts.clear()  # on all ranks
         if self._reduction.hook is not None:
             more = self._hook_counts, self._when_updated
             hooked = [HookedOperation(self._reduction, one, number, *more) for number, one in enumerate(operations)]
             operations = [one._replace(push=hook.push, hooked=hook) for one, hook in zip(operations, hooked)]
-        self._operations = operations
         are_several = self._process_set.size() > 1
         self._fences = [
             Fence((member.parameter for member in made.members), self._scope) for made in operations if are_several
         ]
+        self._copies_all = plans_differ
         self._world = process.generation, self._process_set.process_set_id
         self._seen = [parameter._grad for parameter in self._parameters]
         self._seen_weights = [parameter._data for parameter in self._parameters]
-        if now_copies and self._process_set.rank() == 0:
-            self._warn_of_copies()
+        self._operations, self._pending = operations, None
+
+    def _refuse_new_plan(
+        self, active: Sequence[BucketMember], plan: Sequence[Operation], reason: str, met: np.ndarray
+    ) -> None:
+        """Refuse the first step of a plan that this rank has not taken. `met`: what the ranks have exchanged."""
+        self._take_plan(active, plan, bool(np.ptp(met[:, 0])))
+        self.refuse_operations(reason)
 
     def _follow_weights(self) -> None:
         """After a reset_ctx() that concerns this rank alone: the same operations, with the new weights.
@@ -198,18 +230,6 @@ class PlannedReducer(SharedReducer):
             self._operations = [operation.renewed() for operation in self._operations]
         self._seen_weights = [parameter._data for parameter in self._parameters]
 
-    def _agree(self, active: Sequence[BucketMember], plan: Sequence[Operation]) -> bool:
-        """Compare the plan with the other ranks'. Returns whether gradients are copied from now on."""
-        what = f"parameters with gradients of {self._scope}"
-        self._ask(lambda exchange_name: _check_members(self._process_set, exchange_name, active, what, _HAS_CHANGED))
-        own = [agreement.digest([str(operation) for operation in plan]), agreement.digest(_shapes(active))]
-        label = f"a step with gradients on devices: {len(active[0].parameter._grad) if active else 0}"
-        least, most = self._ask(lambda exchange_name: agreement.extremes(self._process_set, exchange_name, own, label))
-        self._hook_counts.clear()  # on all ranks
-        knew, (self._copies_all, fails) = self._copies_all, (least != most).tolist()
-        # Not if the shapes differ: then the layouts differ too, and an error names the parameter.
-        return self._copies_all and not knew and not fails
-
     def _warn_of_copies(self) -> None:
         _log.warning(
             "All gradients of %s are reduced by copying, which is slower, since their places in shared memory "
@@ -218,6 +238,10 @@ class PlannedReducer(SharedReducer):
             "worker says why.",
             self._scope,
         )
+
+    def refuse_operations(self, reason: str) -> None:
+        """Refuse the operations that the other ranks start in this step."""
+        raise NotImplementedError
 
     def _names(self) -> list[str]:
         return [operation.name for operation in self._operations] or [self._exchange_name]
@@ -238,6 +262,7 @@ class PlannedReducer(SharedReducer):
         return {
             **super().__getstate__(),
             "_operations": [],
+            "_pending": None,
             "_fences": [],
             "fences": [],
             "_copies_all": False,

@@ -34,6 +34,9 @@ UPDATE_REFUSED = (
 )
 
 
+RefuseNext = Callable[[str, np.ndarray], None]
+
+
 class Comparing(enum.Enum):
     """Whether compare() is called after allreduce(), and where."""
 
@@ -60,6 +63,8 @@ class Reducer:
         refuses the step.
     is_begun : bool
         Whether the last allreduce() has begun all sums, even if it has failed afterwards: the other ranks update.
+    is_begun_in_part : bool
+        Whether the last allreduce() has failed after some sums, from which the other ranks may update in a step.
     """
 
     have_values: Sequence[Parameter] = ()
@@ -68,6 +73,7 @@ class Reducer:
     compared: Sequence[Any] = (None,)
     turns = 0
     is_begun = True
+    is_begun_in_part = False
 
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
         """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
@@ -357,13 +363,21 @@ class SharedReducer(Reducer):
         else:
             self.refuse_comparison(reason)
 
-    def _ask(self, exchange: Callable[[str], Any]) -> Any:
+    def _ask(self, exchange: Callable[[str], Any], refuse_next: RefuseNext | None = None) -> Any:
         """Run an exchange under the name of the first operation, which the other ranks start if they do not ask.
 
         If the exchange fails, it has taken the turn of the step.
+
+        Parameters
+        ----------
+        exchange : callable
+            Given the name, runs the exchange.
+        refuse_next : callable, optional
+            Given a reason and the result of the exchange, refuses what follows it, in place of the step's operations.
+            It is called if this rank does not go on after the exchange, and the other ranks do.
         """
         name = self._names()[0]
-        following = operation.Following(lambda: self._first_turn(name))
+        following = operation.Following(lambda: self._first_turn(name, refuse_next))
         try:
             with following:
                 return exchange(name)
@@ -372,7 +386,7 @@ class SharedReducer(Reducer):
             self._exchange_has_failed = following.has_failed()
             raise
 
-    def _first_turn(self, name: str) -> operation.Turn:
+    def _first_turn(self, name: str, refuse_next: RefuseNext | None) -> operation.Turn:
         """The turn that the ranks take after an exchange: that of the step's first operation."""
         return operation.Turn(self._process_set, name, f"a step of {self._scope}")
 

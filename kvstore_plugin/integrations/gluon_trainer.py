@@ -311,7 +311,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
             if record.told is Told.ALL:
                 _refuse_and_count(self, reducer.refuse, errors.reason_of(error))
             raise
-        with StepGuard(self, [reducer]), step_guard.updates(self, ()):
+        with StepGuard(self, [reducer]):
             try:
                 reducer.compress(self._kvstore._wire)
                 reducer.allreduce(
@@ -319,9 +319,13 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
                 )
             except BaseException as error:
                 step_guard.refuse_unbegun([reducer], [turns], errors.reason_of(error))
+                if record.is_stepping and (reducer.is_begun or reducer.is_begun_in_part):
+                    load_tracking.note_error(error, self)
                 raise
-            reducer.update()
-            if record.is_stepping and not self._update_on_kvstore:
+            if self._update_on_kvstore:
+                with step_guard.updates(self, ()):
+                    reducer.update()
+            elif record.is_stepping:
                 record.told = Told.SUMS
     except BaseException:
         record.refuses_update = not record.is_stepping

@@ -285,6 +285,8 @@ class SteppingTrainer(MeetingTrainer):
         if told and any(one.process_set not in told for one in shared):
             load_tracking.note_failure(self._params, self)
         if is_step:
+            if any(one.is_begun_in_part for one in shared):
+                load_tracking.note_failure(self._params, self)
             self._told = Told.ALL if told else Told.SUMS
             return
         for reducer in self._reducers:
