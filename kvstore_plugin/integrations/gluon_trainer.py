@@ -138,25 +138,33 @@ def _init(
 
 
 @patches.replaces(
+    "gluon.Trainer._reset_kvstore",
+    when=patches.AT_INIT,
+    why="`set_data()` on one worker of a Trainer that updates on the store would let its weights differ.",
+    does="Notes that values may change, for an error in the next step if they have.",
+    undone_by=_ANOTHER_STORE,
+)
+def _reset_kvstore(original: Callable, self: gluon.Trainer) -> None:
+    if was_attached(self) and self._kv_initialized:
+        load_tracking.note_changes(self._params)
+    original(self)
+
+
+@patches.replaces(
     "gluon.Trainer._init_kvstore",
     why=_EARLIER
     + "After `set_data()` and `load_parameters()` MXNet calls it again and would make another store. The other "
     "workers keep theirs, so operations of the new store would never finish.",
-    does="Keeps the store. Raises an error for sparse parameters. Updates on the workers where AMP is on.",
+    does="Keeps the store, without another exchange of values. Raises an error for sparse parameters. Updates on the "
+    "workers where AMP is on.",
     undone_by=_ANOTHER_STORE,
 )
 def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
     if was_attached(self):
+        # This worker alone may have changed a value, and may have changed it back. The step compares the values.
         _resume(self, _record(self))
-        reducer = _reducer_of(self)
-        turns = reducer.turns
-        with StepGuard(self, [reducer]):
-            try:
-                reducer.meet_loaded()
-            except BaseException as error:  # the other workers have taken a step, or will take none either
-                step_guard.refuse_unbegun([reducer], [turns], errors.reason_of(error))
-                batch_norm_calls.end_step(self._params, _process_set_of(self), errors.reason_of(error))
-                raise
+        attach_again(self)
+        return
     if is_ours(self._kvstore_params["kvstore"]):
         amp.update_on_workers(self)
         if self._contains_sparse_weight or self._contains_sparse_grad:

@@ -89,8 +89,8 @@ def broadcast_parameters(
     if not named:
         return
     arriving = []
-    names, least, most = _compared(process_set, exchange_name, named)
-    for (_, value, position), name, lowest, highest in zip(named, names, least, most):
+    compared = _compared(process_set, exchange_name, named)
+    for (_, value, position), name, lowest, highest in compared:
         broadcast = Broadcast(process_set, f"{scope}/{name}", root, -position)
         held = arrays_of(value)
         if held is not None:
@@ -102,15 +102,18 @@ def broadcast_parameters(
     for array in arriving:
         array.wait_to_read()
     load_tracking.forget([item.value for item in named if isinstance(item.value, Parameter)])
-    if (most < _WITHOUT_VALUES).all():  # no later broadcast follows
+    if all(highest < _WITHOUT_VALUES for *_, highest in compared):  # no later broadcast follows
         process_set._core.forget(f"{scope}/")
 
 
-def _compared(process_set: ProcessSet, exchange_name: str, named: Sequence[Named]) -> tuple[list[str], Any, Any]:
-    """The names for the parameters' operations, and the extremes of their states over the ranks. Collective.
+def _compared(process_set: ProcessSet, exchange_name: str, named: Sequence[Named]) -> list[tuple[Named, str, int, int]]:
+    """The parameters with the names of their operations, and the extremes of their states over the ranks. Collective.
 
     Errors show the names. If ranks number parameters, as in 'parameter 3', the name includes the Parameter's own name,
     or, if ranks have named it differently, its name on the set's first rank.
+
+    Parameters with values on all ranks come first: with MXNet's NaiveEngine a broadcast waits for all ranks before the
+    next begins, and a rank without values begins it in its first forward pass.
     """
     own = [getattr(value, "name", name) if name.startswith("parameter ") else name for name, value, _ in named]
     numbers = [*(_state(item.value, process_set) for item in named), *(agreement.digest([name]) for name in own)]
@@ -128,7 +131,8 @@ def _compared(process_set: ProcessSet, exchange_name: str, named: Sequence[Named
         first = agreement.bytes_of_rank(process_set, exchange_name, np.frombuffer(shown.encode(), dtype=np.uint8), 0)
         own = first.tobytes().decode().split("\0")
     names = [name if given == name else f"{name} ({given})" for (name, _, _), given in zip(named, own)]
-    return names, least[:count], most[:count]
+    compared = zip(named, names, least[:count].tolist(), most[:count].tolist())
+    return sorted(compared, key=lambda one: one[-1] >= _WITHOUT_VALUES)
 
 
 def keep_equal(
@@ -159,8 +163,8 @@ def keep_equal(
     if not named:
         return []
     load_tracking.forget([item.value for item in named])
-    names_of_all, least, most = _compared(process_set, f"{scope}/parameters", named)
-    for (_, parameter, position), name, lowest, highest in zip(named, names_of_all, least, most):
+    compared = _compared(process_set, f"{scope}/parameters", named)
+    for (_, parameter, position), name, lowest, highest in compared:
         broadcast = Broadcast(process_set, f"{scope}/values/{name}", root, -position, lasting=names)
         everywhere = lowest if lowest == highest else None
         if parameter._data is not None and not are_equal:
@@ -168,7 +172,7 @@ def keep_equal(
         if everywhere not in (_HAS_VALUES_AND_LASTING, _WAITS_LASTING):
             broadcast.covered = everywhere == _WAITS
             deferred_init.wait_for(parameter, broadcast)
-    return [one.value for one, highest in zip(named, most) if highest < _WITHOUT_VALUES]
+    return [one.value for one, _, _, highest in compared if highest < _WITHOUT_VALUES]
 
 
 def broadcast_again(process_set: ProcessSet, named: Sequence[Named], scope: str, root: int) -> None:

@@ -148,6 +148,21 @@ def note(parameters: Iterable[Parameter]) -> None:
     _loaded.update(dict.fromkeys(parameters))
 
 
+def note_changes(parameters: Iterable[Parameter]) -> None:
+    """Record the values of these Parameters of a trainer, which this worker is about to change, or may change.
+
+    Returns at once: other workers may still have to send the values.
+    """
+    for parameter in parameters:
+        # Without earlier values this is an initialization, which a DistributedTrainer's broadcast may follow. Auxiliary
+        # values (of BatchNorm) are not the same on all workers anyway.
+        if parameter._data is None or parameter in _loaded or is_auxiliary(parameter):
+            continue
+        value = parameter._data[0]
+        with arrays.not_recorded():
+            _loaded[parameter] = value.copy() if value.stype == "default" else None
+
+
 def note_states(trainer: gluon.Trainer) -> None:
     """Record that this worker has loaded the states of a trainer. Waits for the states."""
     note(trainer._params)
@@ -243,11 +258,5 @@ def forget(parameters: Iterable[Parameter]) -> None:
     undone_by="a Parameter without a trainer",
 )
 def _load_init(original: Callable, self: Parameter, *args: Any, **kwargs: Any) -> None:
-    # Without earlier values this is an initialization, which a DistributedTrainer's broadcast may follow. Auxiliary
-    # values (of BatchNorm) are not the same on all workers anyway.
-    is_trained = self._data is not None and trainer_of(self) is not None and not is_auxiliary(self)
-    if is_trained and self not in _loaded:  # must not wait for the values, which other workers may still have to send
-        value = self._data[0]
-        with arrays.not_recorded():
-            _loaded[self] = value.copy() if value.stype == "default" else None
+    note_changes([self] if trainer_of(self) is not None else ())
     original(self, *args, **kwargs)

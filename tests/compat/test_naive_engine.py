@@ -54,6 +54,32 @@ def test_training_with_deferred_initialization(rank, size, gather, distributed, 
 
 
 @pytest.mark.ranks(2, env=_ENV)
+@pytest.mark.parametrize("distributed", [True, False])
+@pytest.mark.parametrize("first", [0, 1])
+def test_one_rank_has_run_a_forward_before(rank, gather, distributed, first):
+    """As net.summary() does. The others have values of the biases only, whose shapes are known."""
+    mx.random.seed(rank)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(5, activation="tanh"), nn.Dense(2), nn.Dense(2))
+    net.initialize()
+    x = array(np.random.RandomState(rank).rand(3, 4).astype("float32"))
+    if rank == first:
+        net(x)
+    if distributed:
+        trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    else:
+        mykv.broadcast_parameters(net.collect_params())
+        net(x)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore="mykv")
+    for _ in range(2):
+        with autograd.record():
+            loss = (net(x) ** 2).sum()
+        loss.backward()
+        trainer.step(3)
+        assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2, env=_ENV)
 def test_other_shapes_are_an_error_on_every_rank(rank, size):
     store = mx.kv.create("mykv")
     with pytest.raises(MXNetError) as failure:

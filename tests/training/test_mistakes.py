@@ -51,8 +51,8 @@ _every_kind = pytest.mark.parametrize("kind", _KINDS)
 
 
 class _Training:
-    def __init__(self, kind, rank, optimizer=None, **options):
-        self.net = dense_network(seed=rank)
+    def __init__(self, kind, rank, optimizer=None, net=None, **options):
+        self.net = dense_network(seed=rank) if net is None else net
         self.optimizer = optimizer or mx.optimizer.Adam(learning_rate=0.01)
         params, on_store = self.net.collect_params(), kind.endswith("on the store")
         if kind.startswith("own"):
@@ -640,6 +640,64 @@ def test_all_workers_load_values_of_their_own(rank, gather, kind, what, equal, t
     differs = "states of the optimizer" if what == "states" else "values on rank 1 than on rank 0"
     match = f"has other {differs}.*Load the same files.*broadcast_states"
     _goes_on_after_broadcast_states(gather, training, match)
+
+
+@pytest.mark.ranks(2)
+@_every_kind
+@pytest.mark.parametrize("how", ["set_data", "load_parameters"])
+def test_one_worker_may_evaluate_with_other_values_and_restore_them(rank, gather, kind, how, tmp_path):
+    """As for averaged weights, or the best so far."""
+    training = _Training(kind, rank)
+    training.step()
+    kept, other = str(tmp_path / "kept"), str(tmp_path / "other")
+    dense_network(seed=7).save_parameters(other)
+    for _ in range(2):
+        if rank == 0:
+            training.net.save_parameters(kept)
+            values = [(one, one.data().copy()) for one in training.net.collect_params().values()]
+            if how == "load_parameters":
+                training.net.load_parameters(other)
+            for parameter, before in values if how == "set_data" else ():
+                parameter.set_data(before * 0.5)
+            training.net(array(np.ones((_BATCH, 6), "float32"))).wait_to_read()
+            if how == "load_parameters":
+                training.net.load_parameters(kept)
+            for parameter, before in values if how == "set_data" else ():
+                parameter.set_data(before)
+        _goes_on(gather, training)
+
+
+@pytest.mark.ranks(2)
+@_every_kind
+@pytest.mark.parametrize("how", ["set_data", "load_parameters"])
+def test_one_worker_may_load_if_all_broadcast_the_parameters(rank, gather, kind, how, tmp_path):
+    training = _Training(kind, rank)
+    training.step()
+    if rank == 0:
+        dense_network(seed=7).save_parameters(str(tmp_path / "other"))
+        if how == "load_parameters":
+            training.net.load_parameters(str(tmp_path / "other"))
+        for parameter in training.net.collect_params().values() if how == "set_data" else ():
+            parameter.set_data(parameter.data() * 0.5)
+    mykv.broadcast_parameters(training.net.collect_params())
+    _goes_on(gather, training)
+
+
+@pytest.mark.ranks(2)
+@_every_kind
+def test_one_worker_may_set_running_statistics(rank, gather, kind):
+    """They differ between workers anyway."""
+    net = nn.Sequential()
+    net.add(nn.BatchNorm(in_channels=6), nn.Dense(2, in_units=6))
+    net.initialize(mx.init.Xavier())
+    training = _Training(kind, rank, net=net)
+    training.step()
+    if rank == 0:
+        net[0].running_mean.set_data(array(np.ones(6, "float32")))
+    for _ in range(2):
+        training.step()
+        trained = [one.data().asnumpy().tolist() for one in net.collect_params().values() if one.grad_req != "null"]
+        assert len(set(map(str, gather(trained)))) == 1
 
 
 @pytest.mark.ranks(2)
