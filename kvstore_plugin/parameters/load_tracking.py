@@ -28,8 +28,8 @@ from .naming import Named, described
 from .trainer_state import updates_counted
 
 _LABEL = (
-    "a step after load_parameters(), load_states(), a failed update or broadcast (if only some workers did that, call "
-    "broadcast_states() on all afterwards)"
+    "a step after load_parameters(), load_states(), set_data(), a failed update or broadcast (if only some workers did "
+    "that, call broadcast_states() on all afterwards)"
 )
 
 # MXNetErrors about the arguments of this worker.
