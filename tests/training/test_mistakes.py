@@ -867,6 +867,7 @@ def test_a_wrong_type_of_an_argument_on_one_worker_is_an_error_on_all(rank, gath
 
 @pytest.mark.ranks(2)
 def test_a_wrong_type_of_a_process_set_is_an_error_on_all(rank, gather):
+    mykv.init()
     ones = array(np.ones(4, "float32"))
     for call in (
         lambda one: mykv.allreduce(ones, process_set=one).wait_to_read(),
