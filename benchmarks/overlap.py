@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
+from typing import Container, Iterator
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from kvstore_plugin.timeline.phases import Phase
 from kvstore_plugin.timeline.recording import Recording, read
 
 _STEPS = 3  # plotted steps, from the middle of the file
@@ -41,12 +43,18 @@ def main() -> None:
 def _rows(recording: Recording) -> dict[int, list[tuple[str, float, float]]]:
     """For each bucket its phases: name, begin and end in ms."""
     rows: dict[int, list[tuple[str, float, float]]] = {}
+    for bucket, phase in bucket_phases(recording, _COLOURS):
+        rows.setdefault(bucket, []).append((phase.name, phase.begin / 1e6, phase.end / 1e6))
+    return dict(sorted(rows.items()))
+
+
+def bucket_phases(recording: Recording, names: Container[str]) -> Iterator[tuple[int, Phase]]:
+    """The phases with these names of a trainer's buckets, each with its bucket's number."""
     for call in recording.calls:
         bucket = re.search(r"bucket(\d+)$", call.name)
-        if bucket:
-            shown = [(name, begin / 1e6, end / 1e6) for name, begin, end, _ in call.phases if name in _COLOURS]
-            rows.setdefault(int(bucket.group(1)), []).extend(shown)
-    return dict(sorted(rows.items()))
+        for phase in call.phases if bucket else ():
+            if phase.name in names:
+                yield int(bucket.group(1)), phase
 
 
 def _covered(intervals: list[tuple[float, float]], window: tuple[float, float]) -> float:

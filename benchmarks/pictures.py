@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import tempfile
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, Callable
 
 from kvstore_plugin.timeline.recording import Recording, read
 
-from . import about, environments, launch, network, peers, picture_plots, pictures_page
+from . import about, environments, launch, network, overlap, peers, picture_plots, pictures_page
 from .environments import ROOT
 from .network import Network
 
@@ -87,12 +86,10 @@ def _middle(recording: Recording, steps: list[float]) -> dict[str, Any]:
     first = len(steps) // 2
     drawn = steps[first : first + _DRAWN_STEPS + 1]
     zero = recording.zero / 1e9 - drawn[0]
-    bars = []
-    for call in recording.calls:
-        bucket = re.search(r"bucket(\d+)$", call.name)
-        if bucket:
-            shown = [phase for phase in call.phases if phase.name in picture_plots.PHASES]
-            bars += [(int(bucket.group(1)), p.name, zero + p.begin / 1e9, (p.end - p.begin) / 1e9) for p in shown]
+    bars = [
+        (bucket, phase.name, zero + phase.begin / 1e9, (phase.end - phase.begin) / 1e9)
+        for bucket, phase in overlap.bucket_phases(recording, picture_plots.PHASES)
+    ]
     length = drawn[-1] - drawn[0]
     return {"steps": [one - drawn[0] for one in drawn], "bars": [one for one in bars if -one[3] < one[2] < length]}
 

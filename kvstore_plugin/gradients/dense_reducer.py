@@ -80,7 +80,7 @@ class DenseReducer(PlannedReducer):
         elif not all(map(operator.is_, map(_data_of, self._parameters), self._seen_weights)):
             self._follow_weights()
         if load_tracking.any_of(self._parameters):
-            self.meet_loaded()
+            self._meet_loaded()
         operations = self._operations
         if ignore_stale:
             operations, members = self.share_freshness(clear=True)
@@ -103,7 +103,7 @@ class DenseReducer(PlannedReducer):
         if watch is not None:
             self._equal_batches = watch.after()
 
-    def meet_loaded(self) -> None:
+    def _meet_loaded(self) -> None:
         """Wait until all ranks have loaded parameters or states. Uses the turn of the next step's first operation.
 
         Raises

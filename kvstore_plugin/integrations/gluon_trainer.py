@@ -83,10 +83,7 @@ def was_attached(trainer: gluon.Trainer) -> bool:
 
 
 def attach_again(trainer: gluon.Trainer) -> None:
-    """Restore the store of a Trainer that updates on the store, after set_data() or load_parameters() removed it.
-
-    Otherwise its next step would broadcast the parameters again, although they are equal on all workers.
-    """
+    """Restore the store of a Trainer that updates on the store, after set_data() or load_parameters() removed it."""
     vars(trainer).update(_record(trainer).of_store, _kv_initialized=True, _params_to_init=[])
 
 

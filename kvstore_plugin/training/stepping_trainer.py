@@ -282,11 +282,10 @@ class SteppingTrainer(MeetingTrainer):
         step_guard.refuse_unbegun(self._reducers, turns, reason)
         shared = [one for one in self._reducers if isinstance(one, SharedReducer)]
         told = {one.process_set for one in shared if not one.is_begun}  # their workers get an error
-        if told and any(one.process_set not in told for one in shared):
+        others_update = told and any(one.process_set not in told for one in shared)
+        if others_update or (is_step and any(one.is_begun_in_part for one in shared)):
             load_tracking.note_failure(self._params, self)
         if is_step:
-            if any(one.is_begun_in_part for one in shared):
-                load_tracking.note_failure(self._params, self)
             self._told = Told.ALL if told else Told.SUMS
             return
         for reducer in self._reducers:
